@@ -28,7 +28,9 @@ PREFERENCE_METRICS = (
     "eval_loss", "eval_reward_accuracy", "eval_reward_margin", "eval_reward_chosen", "eval_preference_loss",
     "eval_logps_chosen",
 )  # fmt: skip
-GENERATION_METRICS = ("eval_exact_match", "eval_rouge1", "eval_rouge2", "eval_rougeL", "eval_bleu")  # with eval_answers
+GENERATION_METRICS = (  # with eval_answers
+    "eval_exact_match", "eval_rouge1", "eval_rouge2", "eval_rougeL", "eval_bleu", "eval_wer", "eval_cer",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

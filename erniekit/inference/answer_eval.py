@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import heapq
 import json
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from erniekit.build.checks import TRANSCRIPTS
 from erniekit.data.conversation import ASSISTANT, Conversation, Preference, Source
 from erniekit.data.eval_sampler import source_names
 from erniekit.data.formats.format import Record
 from erniekit.data.formats.problems import RecordProblem
 from erniekit.data.formats.registry import read_records
+from erniekit.data.split import own_records
 from erniekit.data.templates.ernie import Template, encode_prompt
 from erniekit.data.tokenizers.tokenizer import Tokenizer
-from erniekit.inference.answer_metrics import AnswerScores, merge_scores
+from erniekit.inference.answer_metrics import AnswerScores, check_libraries, merge_scores
 from erniekit.inference.generation import generate, length_limit
 from erniekit.inference.sampling import Sampling
 from erniekit.model.decoder import Decoder
 from erniekit.training.evaluation import ExtraMetrics
 from erniekit.training.objectives.reference import eval_mode
+
+logger = logging.getLogger(__name__)
 
 SAMPLES_FILE = "eval_samples.jsonl"
 THOUGHTS_END = "</think>"
@@ -56,19 +62,27 @@ class GenerationEvaluator:
         sources: files of dialogues or pairs.
         count: number of dialogues per file, spread over it; -1: all.
         samples: the file to write.
+        normalizer: what transcripts are compared after: a value of `text_normalizer`.
 
     Raises:
         ConfigurationError: a library that scores answers is not installed.
     """
 
     def __init__(
-        self, sources: Sequence[Source], tokenizer: Tokenizer, template: Template, count: int, samples: Path
+        self,
+        sources: Sequence[Source],
+        tokenizer: Tokenizer,
+        template: Template,
+        count: int,
+        samples: Path,
+        normalizer: str = "none",
     ) -> None:
-        AnswerScores()  # reports a missing library before the first evaluation
         asked = [source for source in sources if source.probability > 0]
+        kinds = {source.kind for source in asked}
+        check_libraries(overlap=kinds != {TRANSCRIPTS}, transcripts=TRANSCRIPTS in kinds)  # before the first evaluation
         self._sources = dict(zip(source_names([str(source.path) for source in asked]), asked, strict=True))
         self._tokenizer, self._template, self._count = tokenizer, template, count
-        self._path = samples
+        self._path, self._normalizer = samples, normalizer
 
     def __call__(self, decoder: Decoder) -> ExtraMetrics:
         """Answer every dialogue, write it with its answer and scores to `samples` as JSON lines, and return the
@@ -77,7 +91,7 @@ class GenerationEvaluator:
         cut = skipped = 0
         with eval_mode(decoder), open(self._path, "w", encoding="utf-8") as file:
             for name, source in self._sources.items():
-                own = scores[name] = AnswerScores()
+                own = scores[name] = AnswerScores(self._normalizer)
                 eval_prompts = _select_eval_prompts(source, self._count)
                 while block := list(islice(eval_prompts, MAX_BATCH_SIZE)):
                     fitting = [
@@ -85,10 +99,13 @@ class GenerationEvaluator:
                     ]
                     skipped += len(block) - len(fitting)
                     for (eval_prompt, _), answer in zip(fitting, self._answers(decoder, fitting), strict=True):
-                        line = _sample(eval_prompt, answer, own.add(eval_prompt.expected, _scored(eval_prompt, answer)))
+                        line = _sample(eval_prompt, answer, _score(own, eval_prompt, answer))
                         file.write(json.dumps(line, ensure_ascii=False) + "\n")
                         cut += answer.cut
-        metrics = merge_scores(scores).metrics() | {"answers": float(sum(part.count for part in scores.values()))}
+        merged = merge_scores(scores).metrics()
+        if self._normalizer != "none" and merged and "wer" not in merged:
+            logger.info(f"text_normalizer {self._normalizer} has no effect: no question that was asked has a recording")
+        metrics = merged | {"answers": float(sum(part.count for part in scores.values()))}
         if cut:
             metrics["answers_cut"] = float(cut)
         if skipped:
@@ -123,6 +140,13 @@ def read_samples(output_dir: Path, count: int) -> list[dict[str, Any]]:
         return [json.loads(line) for line in islice(file, count)]
 
 
+def worst_transcripts(output_dir: Path, count: int) -> list[dict[str, Any]]:
+    """Return the samples of the last evaluation with the highest word error rates above 0, the worst first."""
+    with open(output_dir / SAMPLES_FILE, encoding="utf-8") as file:
+        wrong = (sample for line in file if (sample := json.loads(line)).get("wer"))
+        return heapq.nlargest(count, wrong, key=lambda sample: sample["wer"])
+
+
 def _select_eval_prompts(source: Source, count: int) -> Iterator[EvalPrompt]:
     """Yield `count` dialogues, evenly spread over the file."""
     if count < 0:
@@ -135,7 +159,8 @@ def _select_eval_prompts(source: Source, count: int) -> Iterator[EvalPrompt]:
 
 
 def _read_eval_prompts(source: Source) -> Iterator[EvalPrompt]:
-    for item in read_records(source.path, source.kind, media_dir=source.media_dir):
+    records = read_records(source.path, source.kind, media_dir=source.media_dir)
+    for item in own_records(records, source.split):
         if isinstance(item, RecordProblem):  # skipped; the dataset was opened before, and has said so
             continue
         line, record = item
@@ -156,6 +181,16 @@ def _eval_prompt_from(location: str, record: Record) -> EvalPrompt | None:
     return EvalPrompt(location, dialogue, turns[last].content, turns[last].thoughts)
 
 
+def _score(scores: AnswerScores, eval_prompt: EvalPrompt, answer: GeneratedAnswer) -> dict[str, float]:
+    dialogue = eval_prompt.dialogue
+    return scores.add(
+        eval_prompt.expected,
+        _scored(eval_prompt, answer),
+        is_transcript=dialogue.transcribes,
+        has_recordings=bool(dialogue.clips),
+    )
+
+
 def _scored(eval_prompt: EvalPrompt, answer: GeneratedAnswer) -> str:
     """Return what is compared with the expected answer: what the model says after its thoughts."""
     return answer.text if THOUGHTS_END in eval_prompt.expected else answer.text.rpartition(THOUGHTS_END)[2].lstrip()
@@ -168,6 +203,7 @@ def _sample(eval_prompt: EvalPrompt, answer: GeneratedAnswer, scores: dict[str, 
     return {
         "place": eval_prompt.location,
         "messages": system + messages,
+        **({"audios": [clip.path for clip in dialogue.clips]} if dialogue.clips else {}),
         "expected": eval_prompt.expected,
         "answer": answer.text,
         **({"cut": True} if answer.cut else {}),

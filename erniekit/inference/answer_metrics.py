@@ -1,4 +1,4 @@
-"""Score generated answers against expected ones: exact match, ROUGE and BLEU, as running sums."""
+"""Score generated answers against expected ones: exact match, ROUGE and BLEU, error rates, as running sums."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 
 from erniekit.build.checks import scoring_libraries_missing
 from erniekit.errors import ConfigurationError
+from erniekit.inference.error_rates import ErrorRates
 
 ROUGE = ("rouge1", "rouge2", "rougeL")
 BLEU_ORDER = 4
@@ -38,10 +39,9 @@ class BleuCounts:
         self.expected_tokens += expected_tokens
 
 
-class AnswerScores:
-    """Running scores over any number of answers, in constant memory.
+class TextOverlap:
+    """Running ROUGE and BLEU over any number of answers, in constant memory.
 
-    - `exact_match`: the share of answers that equal the expected text after stripping white space at both ends.
     - `rouge1`, `rouge2`, `rougeL`: the mean F-measure (Lin, 2004) over answers, from 0 to 1, by `rouge-score`. Tokens
       are lower-case words and numbers as in that library, and single characters in scripts without spaces.
     - `bleu`: corpus BLEU (Papineni et al., 2002) from 0 to 100, by `sacrebleu` with its tokenizer `zh`, which tokenizes
@@ -55,19 +55,14 @@ class AnswerScores:
 
     def __init__(self) -> None:
         self.count = 0
-        self._sums = dict.fromkeys(("exact_match", *ROUGE), 0.0)
+        self._sums = dict.fromkeys(ROUGE, 0.0)
         self._counts = BleuCounts()
         self._rouge = _library("rouge_score.rouge_scorer").RougeScorer(list(ROUGE), tokenizer=_WordsAndCharacters())
         self._bleu = _library("sacrebleu.metrics").BLEU(tokenize="zh", effective_order=True, max_ngram_order=BLEU_ORDER)
 
     def add(self, expected: str, answer: str) -> dict[str, float]:
-        """Add an answer to the sums.
-
-        Returns:
-            The scores of this answer alone, under the names of `metrics`.
-        """
-        scores = {"exact_match": float(answer.strip() == expected.strip())}
-        scores |= {name: score.fmeasure for name, score in self._rouge.score(expected, answer).items()}
+        """Add an answer to the sums, and return its own scores."""
+        scores = {name: score.fmeasure for name, score in self._rouge.score(expected, answer).items()}
         for name, value in scores.items():
             self._sums[name] += value
         bleu = self._bleu.sentence_score(answer, [expected])
@@ -76,7 +71,7 @@ class AnswerScores:
         _clear_tokenizer_caches(self._bleu.tokenizer)
         return scores | {"bleu": bleu.score}
 
-    def merge(self, other: AnswerScores) -> None:
+    def merge(self, other: TextOverlap) -> None:
         """Add all answers of `other`, as if each had been added here."""
         self.count += other.count
         for name, value in other._sums.items():
@@ -98,6 +93,79 @@ class AnswerScores:
             effective_order=True,
         )
         return {name: value / self.count for name, value in self._sums.items()} | {"bleu": bleu.score}
+
+
+class AnswerScores:
+    """Running scores over any number of answers, in constant memory.
+
+    - `exact_match`: the share of answers that equal the expected text after stripping white space at both ends.
+    - the metrics of `TextOverlap` over the answers that are no transcripts;
+    - the metrics of `ErrorRates` over the answers to recordings.
+
+    Args:
+        normalizer: of the error rates: a value of `text_normalizer`.
+
+    Raises:
+        ConfigurationError: at the first answer, if a library that scores it is not installed.
+    """
+
+    def __init__(self, normalizer: str = "none") -> None:
+        self.count = self._exact = 0
+        self._normalizer = normalizer
+        self._overlap: TextOverlap | None = None
+        self._errors: ErrorRates | None = None
+
+    def add(
+        self, expected: str, answer: str, *, is_transcript: bool = False, has_recordings: bool = False
+    ) -> dict[str, float]:
+        """Add an answer to the sums.
+
+        Args:
+            is_transcript: it is expected to be the transcript of a recording.
+            has_recordings: the question has recordings, of which the answer may be a transcript.
+
+        Returns:
+            The scores of this answer alone, under the names of `metrics`.
+        """
+        exact = answer.strip() == expected.strip()
+        self._exact += exact
+        self.count += 1
+        scores = {"exact_match": float(exact)}
+        if not is_transcript:
+            self._overlap = self._overlap or TextOverlap()
+            scores |= self._overlap.add(expected, answer)
+        if is_transcript or has_recordings:
+            self._errors = self._errors or ErrorRates(self._normalizer)
+            scores |= self._errors.add(expected, answer)
+        return scores
+
+    def merge(self, other: AnswerScores) -> None:
+        """Add all answers of `other`, as if each had been added here."""
+        self.count += other.count
+        self._exact += other._exact
+        if other._overlap:
+            self._overlap = self._overlap or TextOverlap()
+            self._overlap.merge(other._overlap)
+        if other._errors:
+            self._errors = self._errors or ErrorRates(self._normalizer)
+            self._errors.merge(other._errors)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the scores over all answers; empty if there is none."""
+        if not self.count:
+            return {}
+        metrics = {"exact_match": self._exact / self.count}
+        for part in (self._overlap, self._errors):
+            metrics |= part.metrics() if part else {}
+        return metrics
+
+
+def check_libraries(*, overlap: bool, transcripts: bool) -> None:
+    """Raise ConfigurationError if a library that scores such answers is not installed."""
+    if overlap:
+        TextOverlap()
+    if transcripts:
+        ErrorRates()
 
 
 def merge_scores(parts: Mapping[str, AnswerScores]) -> AnswerScores:

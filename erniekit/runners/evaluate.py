@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from erniekit.build.adapters import adapter_plan
 from erniekit.build.data import (
@@ -25,7 +25,8 @@ from erniekit.data.templates.ernie import Template
 from erniekit.data.tokenizers.tokenizer import Tokenizer
 from erniekit.distributed.decoder_pipeline import PipelineParallelDecoder
 from erniekit.distributed.mesh import Mesh
-from erniekit.inference.answer_eval import SAMPLES_FILE, GenerationEvaluator, read_samples
+from erniekit.inference.answer_eval import SAMPLES_FILE, GenerationEvaluator, read_samples, worst_transcripts
+from erniekit.inference.error_rates import ERROR_RATES
 from erniekit.model.decoder import Decoder
 from erniekit.runners.stages import stage_objectives
 from erniekit.terminal import escape_control_characters
@@ -36,6 +37,7 @@ from erniekit.training.evaluation import EvaluationResult, ExtraMetrics, evaluat
 logger = logging.getLogger(__name__)
 
 SAMPLES_SHOWN = 3
+WORST_SHOWN = 5
 
 
 def run_evaluation(config: Config) -> EvaluationResult:
@@ -91,8 +93,9 @@ def build_generation_evaluator(
     if not config.evaluation.eval_answers or template is None:
         return None
     samples = config.output_dir / SAMPLES_FILE if mesh.rank == 0 else Path(os.devnull)
+    section = config.evaluation
     generation_evaluator = GenerationEvaluator(
-        evaluation_sources(config), tokenizer, template, config.evaluation.eval_answers, samples
+        evaluation_sources(config), tokenizer, template, section.eval_answers, samples, section.text_normalizer
     )
     if mesh.topology.pipeline == 1:
         return generation_evaluator
@@ -120,7 +123,7 @@ def _width(name: str) -> int:
 
 def _cells(result: EvaluationResult) -> dict[str, str]:
     metrics = {"loss": result.loss, "perplexity": result.perplexity, **result.metrics}
-    ratios = ("token_accuracy", "reward_accuracy", "exact_match")
+    ratios = ("token_accuracy", "reward_accuracy", "exact_match", *ERROR_RATES)
     return {
         name.replace("_", " "): f"{value:.1%}" if name in ratios else f"{value:,.4g}"
         for name, value in metrics.items()
@@ -129,9 +132,20 @@ def _cells(result: EvaluationResult) -> dict[str, str]:
 
 
 def _show_samples(output_dir: Path) -> None:
+    worst = worst_transcripts(output_dir, WORST_SHOWN)
+    if worst:
+        logger.info("the worst transcripts:")
+    for sample in worst:
+        logger.info(_shown(sample, f"{sample['place']}  (WER {sample['wer']:.1%})"))
     for sample in read_samples(output_dir, SAMPLES_SHOWN):
-        question = escape_control_characters(sample["messages"][-1]["content"])
-        verdict = "exact" if sample["exact_match"] else f"rougeL {sample['rougeL']:.2f}"
-        logger.info(f"> {question}\n  answer:   {escape_control_characters(sample['answer'])}  ({verdict})")
-        logger.info(f"  expected: {escape_control_characters(sample['expected'])}")
+        if not (worst and "wer" in sample):
+            question = sample["messages"][-1]["content"] or sample["place"]  # a recording alone has no text
+            score = f"WER {sample['wer']:.1%}" if "wer" in sample else f"rougeL {sample['rougeL']:.2f}"
+            verdict = "exact" if sample["exact_match"] else score
+            logger.info(_shown(sample, question, f"  ({verdict})"))
     logger.info(f"all answers: {output_dir / SAMPLES_FILE}")
+
+
+def _shown(sample: Mapping[str, Any], question: str, verdict: str = "") -> str:
+    answer, expected = (escape_control_characters(sample[name]) for name in ("answer", "expected"))
+    return f"> {escape_control_characters(question)}\n  answer:   {answer}{verdict}\n  expected: {expected}"

@@ -144,6 +144,32 @@ def test_what_a_run_does_not_do_needs_no_library(monkeypatch: pytest.MonkeyPatch
         checks.check_scoring_libraries(_config(**held_out, eval_answers=3))
 
 
+def test_transcripts_need_the_library_of_error_rates_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def is_importable(name: str) -> bool:
+        asked.append(name)
+        return name != "jiwer"
+
+    monkeypatch.setattr(checks, "is_importable", is_importable)
+
+    def config(*kinds: str) -> Any:
+        sections = {"eval_answers": 3, "eval_dataset_type": kinds}
+        return SimpleNamespace(
+            basic=SimpleNamespace(do_eval=True),
+            evaluation=SimpleNamespace(**sections),
+            stage=SimpleNamespace(reads_text=False),
+        )
+
+    checks.check_scoring_libraries(config("erniekit"))
+    assert asked == ["rouge_score", "sacrebleu"]
+    with pytest.raises(UserError, match="jiwer"):
+        checks.check_scoring_libraries(config("asr"))
+    assert asked[2:] == ["jiwer"]
+    with pytest.raises(UserError, match="jiwer"):
+        checks.check_scoring_libraries(config("asr", "erniekit"))
+
+
 def test_packed_data_is_packed_no_more() -> None:
     checks.refuse_packed_data(_config())
     with pytest.raises(UserError, match="packed already"):

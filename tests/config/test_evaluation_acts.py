@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from erniekit.errors import UserError
-from tests.config.samples import problems
+from tests.config.samples import load, problems
 
 Train = Callable[..., Any]
 Evaluations = Callable[..., list[dict[str, Any]]]
@@ -67,6 +67,27 @@ def test_the_files_of_an_evaluation(train: Train, records: Path, tmp_path: Path)
     assert "evaluation has no data" in problems(do_eval=True)
 
 
+@pytest.mark.proves("eval_split")
+def test_records_are_held_out_of_training(train: Train, records: Path) -> None:
+    asked = {"do_eval": True, "eval_steps": 4, "max_evaluate_steps": -1}
+    run = train(**asked, eval_split=0.25)
+    count = len(records.read_text().splitlines())
+    kept = count // 4
+    assert f"0.25 of its records, held out): {kept} records, {kept} kept" in run.said
+    assert f"without the held-out records): {count - kept} records, {count - kept} kept" in run.said
+    assert run.log[-1]["eval_loss"] != train(**asked, eval_dataset_path=str(records)).log[-1]["eval_loss"]
+    assert "`eval_dataset_path` (given values) and `eval_split` (given values) exclude each other" in problems(
+        **asked, eval_split=0.1, eval_dataset_path="e.jsonl"
+    )
+    assert "packed data has rows of several records" in problems(
+        eval_split=0.1, train_dataset_type="packed", train_dataset_path="folder"
+    )
+    assert "no `train_dataset_path` to hold records out of" in problems(
+        do_train=False, do_eval=True, eval_split=0.1, train_dataset_path=None
+    )
+    assert "must be less than 1" in problems(eval_split=1)
+
+
 @pytest.mark.proves("eval_answers")
 def test_so_many_dialogues_are_answered_and_scored(train: Train, records: Path) -> None:
     asked = {"do_eval": True, "eval_dataset_path": str(records), "eval_steps": 4}
@@ -102,3 +123,19 @@ def test_the_best_evaluation_decides(train: Train, records: Path) -> None:
     figures = [entry["eval_token_accuracy"] for entry in accuracy.log if "eval_loss" in entry]
     state = json.loads((accuracy.output / "checkpoint-6" / "trainer_state.json").read_text())
     assert state["best"]["value"] == max(figures)
+
+
+@pytest.mark.parametrize("metric", ["wer", "eval_cer"])
+def test_lower_error_rates_are_better(metric: str) -> None:
+    held_out = {"do_eval": True, "eval_dataset_path": "e.jsonl", "metric_for_best_model": metric}
+    section = load(**held_out, eval_answers=5).evaluation
+    assert section.metric_for_best_model == f"eval_{metric.removeprefix('eval_')}" and not section.greater_is_better
+    assert "needs answers" in problems(**held_out)
+    assert load(**held_out | {"metric_for_best_model": "bleu"}, eval_answers=5).evaluation.greater_is_better
+
+
+def test_a_normaliser_without_answers_is_told() -> None:
+    held_out = {"do_eval": True, "eval_dataset_path": "e.jsonl", "text_normalizer": "Basic"}
+    assert load(**held_out, eval_answers=2).evaluation.text_normalizer == "basic"
+    assert any("text_normalizer" in line for line in load(**held_out).messages)
+    assert "text_normalizer" in problems(**held_out | {"text_normalizer": "german"})

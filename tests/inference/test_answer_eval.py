@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from erniekit.data.conversation import Source
+from erniekit.data.conversation import ASSISTANT, USER, Conversation, Source, Turn
 from erniekit.data.formats.preference import preference_kind
+from erniekit.data.media.clip import Clip, ContentClip
 from erniekit.errors import ConfigurationError
 from erniekit.inference import answer_eval
-from erniekit.inference.answer_eval import SAMPLES_FILE, GenerationEvaluator
+from erniekit.inference.answer_eval import SAMPLES_FILE, GenerationEvaluator, worst_transcripts
 from erniekit.inference.engine import ChatModel
 
 RECORDS = [
@@ -154,6 +155,66 @@ def test_memory_does_not_grow_with_the_file(model: ChatModel, tmp_path: Path, mo
     peak_memory_of(1)  # imports and caches
     few, many = peak_memory_of(800), peak_memory_of(1600)  # a file is read in blocks of a megabyte
     assert many < few + 300_000  # 800 questions are 1.1 MB
+
+
+TRANSCRIPTS = [("one two three four", "one two three four"), ("five six", "Five, six seven"), ("nine", "")]
+
+
+def transcribing_evaluator(
+    model: ChatModel, folder: Path, monkeypatch: pytest.MonkeyPatch, **named: Any
+) -> GenerationEvaluator:
+    """Answer three recordings with the second texts of TRANSCRIPTS."""
+
+    def records(path: Path, kind: str) -> Any:
+        for line, (text, _) in enumerate(TRANSCRIPTS, start=1):
+            heard = Turn(USER, "", clips=(ContentClip(0, Clip(f"/sound/{line}.wav")),))
+            yield line, Conversation((heard, Turn(ASSISTANT, text, trained=True)), transcribes=True, language="en")
+
+    asked: list[Conversation] = []
+
+    def encode_prompt(template: Any, tokenizer: Any, dialogue: Conversation) -> list[int]:
+        asked.append(dialogue)
+        return [1, 2]
+
+    monkeypatch.setattr(answer_eval, "read_records", records)
+    monkeypatch.setattr(answer_eval, "encode_prompt", encode_prompt)
+    monkeypatch.setattr(
+        answer_eval, "generate", lambda *parts: [model.tokenizer.encode(answer) for _, answer in TRANSCRIPTS]
+    )
+    sources = [Source(folder / "a.jsonl", "asr")]
+    return GenerationEvaluator(sources, model.tokenizer, model.template, -1, folder / SAMPLES_FILE, **named)
+
+
+@pytest.mark.proves("text_normalizer")
+def test_transcripts_are_scored_by_error_rates(
+    model: ChatModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = transcribing_evaluator(model, tmp_path, monkeypatch)(model.decoder).overall
+    # of 7 words: Five, -> five; seven is added; nine is left out
+    assert plain["wer"] == pytest.approx(3 / 7) and plain["exact_match"] == pytest.approx(1 / 3)
+    found = [plain[name] * 7 for name in ("substitutions", "deletions", "insertions")]
+    assert found == pytest.approx([1, 1, 1]) and plain["reference_words"] == 7
+    assert "rougeL" not in plain and "bleu" not in plain
+    evaluator = transcribing_evaluator(model, tmp_path, monkeypatch, normalizer="basic")
+    assert evaluator(model.decoder).overall["wer"] == pytest.approx(2 / 7)
+    lines = samples(tmp_path)
+    assert [line["wer"] for line in lines] == [0, 0.5, 1]
+    assert lines[0]["audios"] == ["/sound/1.wav"]
+    worst = worst_transcripts(tmp_path, 5)
+    assert [(sample["place"], sample["wer"]) for sample in worst] == [
+        (f"{tmp_path}/a.jsonl:3", 1.0), (f"{tmp_path}/a.jsonl:2", 0.5),
+    ]  # fmt: skip
+    assert len(worst_transcripts(tmp_path, 1)) == 1
+
+
+def test_a_normaliser_without_recordings_is_told(
+    model: ChatModel, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = write(tmp_path / "a.jsonl", RECORDS[3:])
+    evaluator = GenerationEvaluator([source], model.tokenizer, model.template, 1, tmp_path / SAMPLES_FILE, "basic")
+    with caplog.at_level("INFO"):
+        evaluator(model.decoder)
+    assert "text_normalizer basic has no effect" in caplog.text
 
 
 def test_a_missing_library_is_told_before_anything_is_computed(

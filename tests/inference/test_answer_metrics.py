@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from erniekit.errors import ConfigurationError
-from erniekit.inference.answer_metrics import ROUGE, AnswerScores, merge_scores, words_and_characters
+from erniekit.inference.answer_metrics import ROUGE, AnswerScores, check_libraries, merge_scores, words_and_characters
 
 PAIRS = [
     ("The cat sat on the mat.", "the cat sat on a mat"),
@@ -152,14 +152,33 @@ def test_memory_does_not_grow_with_the_number_of_answers() -> None:
     assert late - early < 40_000  # 400 texts kept would be over 200 kB
 
 
-@pytest.mark.parametrize("library", ["rouge_score.rouge_scorer", "sacrebleu.metrics"])
-def test_a_missing_library_is_told_with_the_command(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transcripts_have_error_rates_and_questions_with_recordings_both() -> None:
+    scores = AnswerScores("basic")
+    assert scores.add("one two", "One three", is_transcript=True).keys() == {"exact_match", "wer", "cer"}
+    both = scores.add("a dog", "a dog.", has_recordings=True)
+    assert both["wer"] == 0 and both["rouge1"] == 1 and both["exact_match"] == 0
+    scores.add("Paris", "Paris")
+    metrics = scores.metrics()
+    assert metrics["exact_match"] == pytest.approx(1 / 3)  # of all answers
+    assert metrics["rouge1"] == 1.0  # of the two that are no transcripts
+    assert (metrics["wer"], metrics["reference_words"]) == (1 / 4, 4)  # of the two to recordings
+    parts = {"a": scores, "b": scored([("Paris", "Rome")])}
+    merged = merge_scores(parts).metrics()
+    assert (merged["wer"], merged["rouge1"], merged["exact_match"]) == (1 / 4, pytest.approx(2 / 3), 1 / 4)
+    assert list(merge_scores({"b": parts["b"]}).metrics()) == ["exact_match", *ROUGE, "bleu"]
+
+
+@pytest.mark.parametrize(
+    ("library", "extra"), [("rouge_score.rouge_scorer", "eval"), ("sacrebleu.metrics", "eval"), ("jiwer", "audio")]
+)
+def test_a_missing_library_is_told_with_the_command(library: str, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(ConfigurationError, match=r"pip install 'erniekit\[eval\]'"):
-        AnswerScores()
+    with pytest.raises(ConfigurationError, match=rf"pip install 'erniekit\[{extra}\]'"):
+        check_libraries(overlap=True, transcripts=True)
+    check_libraries(overlap=extra == "audio", transcripts=extra == "eval")  # what is not needed is not asked for
 
 
 def test_the_libraries_are_imported_only_to_score() -> None:
-    libraries = "{'nltk', 'rouge_score', 'sacrebleu'}"
+    libraries = "{'jiwer', 'nltk', 'rapidfuzz', 'rouge_score', 'sacrebleu'}"
     code = f"import sys, erniekit.inference.answer_metrics; sys.exit(bool({libraries} & {{*sys.modules}}))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

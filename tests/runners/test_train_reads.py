@@ -31,17 +31,17 @@ def test_the_decay_is_described(make_config: MakeConfig, monkeypatch: pytest.Mon
     assert "weight decay 0.25" in said[0]
 
 
-@pytest.mark.proves("eval_answers")
+@pytest.mark.proves("eval_answers", "text_normalizer")
 def test_as_many_answers_are_written_as_asked(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Any] = []
     monkeypatch.setattr(evaluate, "GenerationEvaluator", lambda *parts: told.extend(parts))
     mesh: Any = SimpleNamespace(rank=0, topology=Topology())
     held_out = {"do_eval": True, "eval_dataset_path": "e.jsonl"}
     for count in (0, 3):
-        config = make_config(**held_out, eval_answers=count)
+        config = make_config(**held_out, eval_answers=count, text_normalizer="english")
         evaluate.build_generation_evaluator(config, None, object(), mesh)  # type: ignore[arg-type]
-    (sources, _, _, count, file) = told
-    assert count == 3 and str(sources[0].path) == "e.jsonl" and file.name == SAMPLES_FILE
+    (sources, _, _, count, file, normalizer) = told
+    assert count == 3 and normalizer == "english" and str(sources[0].path) == "e.jsonl" and file.name == SAMPLES_FILE
 
 
 @pytest.mark.proves("max_evaluate_steps")

@@ -24,6 +24,8 @@ _SHOWN = {
     "exact_match": ("exact match", "{:.1%}"),
     "rougeL": ("rougeL", "{:.3f}"),
     "bleu": ("BLEU", "{:.1f}"),
+    "wer": ("WER", "{:.1%}"),
+    "cer": ("CER", "{:.1%}"),
     "learning_rate": ("lr", "{:.3g}"),
     "audio_learning_rate": ("audio lr", "{:.3g}"),
     "grad_norm": ("grad norm", "{:.3g}"),
@@ -37,11 +39,15 @@ _DETAILS = {
     "logps_chosen": ("logp chosen", "{:.4g}"),
     "logps_rejected": ("rejected", "{:.4g}"),
     "kl_to_reference": ("KL", "{:.3g}"),
+    "substitutions": ("substitutions", "{:.1%}"),
+    "deletions": ("deletions", "{:.1%}"),
+    "insertions": ("insertions", "{:.1%}"),
     "preference_loss": ("preference loss", "{:.4f}"),
     "sft_loss": ("SFT loss", "{:.4f}"),
 }
 _NOT_SHOWN = {
     "step", "epoch", "batches", "batches_available", "units", "seconds", "sources", "rouge1", "rouge2", "answers",
+    "reference_words",
 }  # fmt: skip
 
 
