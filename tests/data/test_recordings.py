@@ -111,7 +111,7 @@ def test_transcripts_by_the_names_that_others_give_them(parse, clip, write_jsonl
     ("change", "told"),
     [
         ({"audio_path": None}, "audio_path: expected the path of a sound file, got nothing"),
-        ({"text": None}, "text: expected a string, got nothing"),
+        ({"text": None}, "text: expected the transcript, got nothing"),
         ({"audio_path": 3}, "audio_path: expected the path of a sound file, got 3"),
         ({"audio_path": " "}, "audio_path: expected the path of a sound file, got an empty string"),
         (
@@ -292,7 +292,7 @@ def test_pairs_have_recordings_in_their_prompt(parse, refusal, clip):
 # Paths
 
 
-def test_where_recordings_lie(folder, clip, write_jsonl):
+def test_where_recordings_lie(folder, clip, monkeypatch):
     def read(path, *media_dir):
         data = folder / "data" / "a.jsonl"
         data.parent.mkdir(exist_ok=True)
@@ -311,6 +311,9 @@ def test_where_recordings_lie(folder, clip, write_jsonl):
     assert elsewhere.endswith("which lies elsewhere (set media_dir to the folder of the recordings)")
     assert "lies elsewhere" in read(str(folder / "1.wav"))
     assert read("1.wav", str(folder)) == clip("1.wav")
+    monkeypatch.chdir(folder)
+    assert "current folder only (write media_dir: . if" in read("2.wav")
+    assert read("2.wav", ".") == clip("2.wav")
     assert read("2.wav", str(data), str(folder)) == clip("2.wav")
     assert read("clips/é 1.flac", str(folder)) == clip("clips/é 1.flac")
     assert read(f"file://{folder}/clips/%C3%A9%201.flac", str(folder)) == clip("clips/é 1.flac")

@@ -39,8 +39,10 @@ def parse_asr(record: dict) -> Conversation:
     if name is None:
         raise MalformedError(RECORDING_FIELDS[0], EXPECTED, "nothing")
     clip = _stretch(record, parse_recording(record[name], name))
-    text_name = _first(record, TEXT_FIELDS) or TEXT_FIELDS[0]
-    text = parse_answer(record.get(text_name), text_name)
+    text_name = _first(record, TEXT_FIELDS)
+    if text_name is None:
+        raise MalformedError(TEXT_FIELDS[0], "the transcript", "nothing")
+    text = parse_answer(record[text_name], text_name)
     turns = (Turn(USER, "", clips=(ContentClip(0, clip),)), Turn(ASSISTANT, text, True))
     return Conversation(turns, transcribes=True, language=_language(record))
 

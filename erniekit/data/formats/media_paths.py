@@ -74,6 +74,8 @@ def _locate(clip: Clip, value: dict, folders: Sequence[str]) -> Clip:
         if problem is None:
             return replace(clip, path=real)
         reason = problem
+    if not os.path.isabs(clip.path) and os.path.isfile(clip.path):
+        reason = "such a file is in the current folder only (write media_dir: . if paths are relative to that)"
     field = _place_of(clip.path, value) or "audio"
     raise MalformedError(field, f"a sound file below {below}", f"{shorten(clip.path, 100)}: {reason}")
 
