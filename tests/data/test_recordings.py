@@ -14,6 +14,7 @@ from erniekit.data.formats.asr import LANGUAGE_FIELDS, RECORDING_FIELDS, STRETCH
 from erniekit.data.formats.problems import MalformedError, NothingToTrainError, RecordProblem
 from erniekit.data.formats.registry import FORMATS, parse_record, read_records, recognise
 from erniekit.data.media.clip import Clip, ContentClip
+from erniekit.errors import DataError
 
 PROJECT = Path(__file__).parents[2]
 
@@ -312,6 +313,8 @@ def test_where_recordings_lie(folder, clip, monkeypatch):
     assert "lies elsewhere" in read(str(folder / "1.wav"))
     assert read("1.wav", str(folder)) == clip("1.wav")
     monkeypatch.chdir(folder)
+    with pytest.raises(DataError, match=r"media_dir: expected folders that exist, got 'gone' \(paths are relative to"):
+        read("1.wav", str(folder), "gone")
     assert "current folder only (write media_dir: . if" in read("2.wav")
     assert read("2.wav", ".") == clip("2.wav")
     assert read("2.wav", str(data), str(folder)) == clip("2.wav")
