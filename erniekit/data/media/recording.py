@@ -46,6 +46,7 @@ class Section(NamedTuple):
     first: int
     frames: int
     rate: int
+    format: str = ""  # of the file, as libsndfile calls it
 
 
 def clip_length(clip: Clip, sampling_rate: int = 16_000) -> int:
@@ -193,7 +194,7 @@ def _section(clip: Clip, file: Any) -> Section:
     if last - first > MAX_SECONDS * rate:
         expected = f"at most {MAX_SECONDS // 3600} hours (name a `start` and an `end`)"
         raise RecordingError(clip, expected, f"{(last - first) / rate / 3600:,.0f} hours")
-    return Section(first, last - first, rate)
+    return Section(first, last - first, rate, file.format)
 
 
 def _check_mpeg(clip: Clip, file: Any, source: str | BytesIO) -> None:
