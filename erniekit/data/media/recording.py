@@ -258,7 +258,7 @@ def _blocks(clip: Clip, file: Any, frames: int) -> Iterator[np.ndarray]:
 def _mean_channel(block: np.ndarray) -> np.ndarray:
     """Return the mean of the channels of float32[n, channels]."""
     channels = block.shape[1]
-    return block[:, 0] if channels == 1 else block @ np.full(channels, 1 / channels, np.float32)  # as `mean`, but fast
+    return block[:, 0] if channels == 1 else np.einsum("nc->n", block) / np.float32(channels)  # faster than `mean`
 
 
 def _resample(blocks: Iterator[np.ndarray], section: Section, sampling_rate: int) -> np.ndarray:
