@@ -17,7 +17,7 @@ from erniekit.distributed.stages import (
 )
 from erniekit.distributed.topology import Topology
 from erniekit.model.architectures.model_config import ModelConfig
-from erniekit.model.architectures.parts import decoder_linears
+from erniekit.model.architectures.parts import LLM, decoder_linears, part_of
 from erniekit.model.architectures.plain_decoder import EMBEDDING, POST_NORMS, Shapes
 from erniekit.model.lora.config import LoraSettings, adapter_shapes
 from erniekit.model.quantization.settings import WeightOnly
@@ -73,6 +73,7 @@ class Workload:
         dense_mask: FlashMask is off: a B x S x S mask and full score matrices exist.
         reference_copy: there is a second, frozen model.
         adapters: trained on top of frozen weights; None: all weights are trained.
+        frozen: the parts of the model that are not trained (`architectures/parts.py`).
         sharding: ZeRO stage: 0 none, 1 optimizer states, 2 also gradients, 3 also parameters.
         weight_only: quantization of frozen linear weights; None: floats.
         checkpoint_value: bytes per trained value of a checkpoint that waits in shared memory; 0: there is none.
@@ -89,6 +90,7 @@ class Workload:
     dense_mask: bool = False
     reference_copy: bool = False
     adapters: LoraSettings | None = None
+    frozen: frozenset[str] = frozenset()
     sharding: int = 0
     weight_only: WeightOnly | None = None
     checkpoint_value: float = 0.0
@@ -139,6 +141,14 @@ def training_memory(
     return {**memory, "total": sum(memory.values())}
 
 
+def trained_shapes(model: ModelConfig, work: Workload) -> Shapes:
+    """Return the names and shapes of the weights that are trained, or of the adapters."""
+    if work.adapters is not None:
+        return adapter_shapes(model, work.adapters)
+    shapes = model.weight_shapes()
+    return {name: shape for name, shape in shapes.items() if part_of(model.architecture, name) not in work.frozen}
+
+
 def tensor_bytes(memory: dict[str, int]) -> int:
     """Return the part of an estimate that is tensors, which Paddle counts itself."""
     return process_bytes(memory) - memory["process"]
@@ -164,11 +174,9 @@ def _param_counts(
     packed = _packed_shapes(model, work)
     plain = {name: shape for name, shape in shapes.items() if name not in packed}
     weights = numel_on_rank(shapes_on_pp_stage(plain, model, topology, chunks, pp_stage), model.architecture, topology)
-    if work.adapters is None:
-        return weights, weights
-    adapters = shapes_on_pp_stage(adapter_shapes(model, work.adapters), model, topology, chunks, pp_stage)
-    trained = numel_on_rank(adapters, model.architecture, topology)
-    return weights + trained, trained
+    own = shapes_on_pp_stage(trained_shapes(model, work), model, topology, chunks, pp_stage)
+    trained = numel_on_rank(own, model.architecture, topology)
+    return weights + trained if work.adapters else weights, trained
 
 
 def _packed_shapes(model: ModelConfig, work: Workload) -> Shapes:
@@ -322,12 +330,14 @@ def _head_values(model: ModelConfig, work: Workload, topology: Topology, pp_stag
     if not work.fused_head:
         return losses * work.tokens * vocabulary, work.tokens * vocabulary  # probabilities; logits or their gradient
     # The gradients of hidden states, and of a trained head, are computed with the loss.
-    saved = losses * (work.tokens * model.hidden_size + (head if work.adapters is None else 0))
+    saved = losses * (
+        work.tokens * model.hidden_size + (head if work.adapters is None and LLM not in work.frozen else 0)
+    )
     return saved, min(max(CHUNK_LOGITS, head // 4), work.tokens * vocabulary)
 
 
 def _embedding_gradient(model: ModelConfig, work: Workload, topology: Topology, pp_stage: int) -> int:
     """Return the dense gradient of the embedding, before it is accumulated."""
-    if work.adapters is not None or pp_stage > 0:
+    if work.adapters is not None or LLM in work.frozen or pp_stage > 0:
         return 0
     return numel_on_rank({EMBEDDING: (model.vocab_size, model.hidden_size)}, model.architecture, topology)
