@@ -330,9 +330,8 @@ def _head_values(model: ModelConfig, work: Workload, topology: Topology, pp_stag
     if not work.fused_head:
         return losses * work.tokens * vocabulary, work.tokens * vocabulary  # probabilities; logits or their gradient
     # The gradients of hidden states, and of a trained head, are computed with the loss.
-    saved = losses * (
-        work.tokens * model.hidden_size + (head if work.adapters is None and LLM not in work.frozen else 0)
-    )
+    trained = head if work.adapters is None and LLM not in work.frozen else 0
+    saved = losses * (work.tokens * model.hidden_size + trained)
     return saved, min(max(CHUNK_LOGITS, head // 4), work.tokens * vocabulary)
 
 
