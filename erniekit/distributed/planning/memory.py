@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from erniekit.distributed.planning.encoder_memory import encoder_values, windows_of
 from erniekit.distributed.stages import (
     chunks_in_flight,
     layer_chunks,
@@ -17,7 +18,7 @@ from erniekit.distributed.stages import (
 )
 from erniekit.distributed.topology import Topology
 from erniekit.model.architectures.model_config import ModelConfig
-from erniekit.model.architectures.parts import LLM, decoder_linears, part_of
+from erniekit.model.architectures.parts import ALIGNER, AUDIO, LLM, decoder_linears, part_of
 from erniekit.model.architectures.plain_decoder import EMBEDDING, POST_NORMS, Shapes
 from erniekit.model.lora.config import LoraSettings, adapter_shapes
 from erniekit.model.quantization.settings import WeightOnly
@@ -123,6 +124,8 @@ def training_memory(
     shards = [topology.sharding if work.sharding >= level else 1 for level in (1, 2, 3)]
     saved, working = _LayerActivations(model, work, topology).stage_values(chunks, pp_stage)
     head_saved, head_working = _head_values(model, work, topology, pp_stage)
+    heard_saved, heard_working = _encoder_values(model, work, topology, pp_stage)
+    saved, working = saved + heard_saved, max(working, heard_working)
     working = max(working + dequantized, head_working, _embedding_gradient(model, work, topology, pp_stage))
     workspace = working * formats.activations
     rows = work.batch_size * work.max_seq_len**2
@@ -333,6 +336,23 @@ def _head_values(model: ModelConfig, work: Workload, topology: Topology, pp_stag
     trained = head if work.adapters is None and LLM not in work.frozen else 0
     saved = losses * (work.tokens * model.hidden_size + trained)
     return saved, min(max(CHUNK_LOGITS, head // 4), work.tokens * vocabulary)
+
+
+def _encoder_values(model: ModelConfig, work: Workload, topology: Topology, pp_stage: int) -> tuple[int, int]:
+    """Return the values that an audio encoder and its projector save and use for rows full of placeholders, on the
+    first stage."""
+    if model.architecture.audio is None or pp_stage > 0:
+        return 0, 0
+    trained = {part_of(model.architecture, name) for name in trained_shapes(model, work)}
+    saved, working = encoder_values(
+        model,
+        windows_of(model, work.tokens),
+        topology,
+        trained=trained & {AUDIO, ALIGNER},
+        recompute=work.recompute,
+        kept_scores=KEPT_SCORES if work.formats.on_cpu else 0,
+    )
+    return saved * chunks_in_flight(topology, pp_stage, work.accumulation) // topology.virtual_pipeline, working
 
 
 def _embedding_gradient(model: ModelConfig, work: Workload, topology: Topology, pp_stage: int) -> int:

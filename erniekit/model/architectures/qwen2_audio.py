@@ -22,6 +22,7 @@ from erniekit.model.architectures.audio_encoder import (
     encoder_tensor_parallel_sizes,
     with_audio_encoder,
 )
+from erniekit.model.architectures.parts import ALIGNER
 from erniekit.model.architectures.plain_decoder import Shapes
 from erniekit.model.architectures.qwen import QWEN2
 from erniekit.model.architectures.sharding import REPLICATED_LINEAR
@@ -109,7 +110,7 @@ QWEN2_AUDIO = with_audio_encoder(
     ),
     towers=(
         Tower(ENCODER, encoder_shapes, ENCODER_RULES, _build_encoder),
-        Tower(PROJECTOR, _projector_shapes, {"linear": REPLICATED_LINEAR}, _build_projector),
+        Tower(PROJECTOR, _projector_shapes, {"linear": REPLICATED_LINEAR}, _build_projector, ALIGNER),
     ),
     audio=_audio,
     problems=_problems,

@@ -23,6 +23,7 @@ from erniekit.model.architectures.audio_encoder import (
     with_audio_encoder,
 )
 from erniekit.model.architectures.llama import LLAMA
+from erniekit.model.architectures.parts import ALIGNER
 from erniekit.model.architectures.plain_decoder import Shapes
 from erniekit.model.architectures.sharding import COLUMN_PARALLEL, ROW_PARALLEL
 
@@ -92,6 +93,9 @@ def _projector_shapes(config: ModelConfig) -> Shapes:
     }
 
 
+_PROJECTOR_RULES = {"linear_1": COLUMN_PARALLEL, "linear_2": ROW_PARALLEL}
+
+
 def _build_encoder(config: ModelConfig, tp: TensorParallel) -> WhisperEncoder:
     from erniekit.model.encoders.whisper_encoder import WhisperEncoder
 
@@ -121,7 +125,13 @@ VOXTRAL = with_audio_encoder(
     ),
     towers=(
         Tower(ENCODER, encoder_shapes, ENCODER_RULES, _build_encoder),
-        Tower(PROJECTOR, _projector_shapes, {"linear_1": COLUMN_PARALLEL, "linear_2": ROW_PARALLEL}, _build_projector),
+        Tower(
+            PROJECTOR,
+            _projector_shapes,
+            {"linear_1": COLUMN_PARALLEL, "linear_2": ROW_PARALLEL},
+            _build_projector,
+            ALIGNER,
+        ),
     ),
     audio=_audio,
     problems=_problems,
