@@ -165,7 +165,7 @@ def transcribing_evaluator(
 ) -> GenerationEvaluator:
     """Answer three recordings with the second texts of TRANSCRIPTS."""
 
-    def records(path: Path, kind: str) -> Any:
+    def records(path: Path, kind: str, **_: Any) -> Any:
         for line, (text, _) in enumerate(TRANSCRIPTS, start=1):
             heard = Turn(USER, "", clips=(ContentClip(0, Clip(f"/sound/{line}.wav")),))
             yield line, Conversation((heard, Turn(ASSISTANT, text, trained=True)), transcribes=True, language="en")

@@ -101,6 +101,18 @@ def pack(ids, ends):
     return paddle.to_tensor(ids[None]), paddle.to_tensor(positions[None]), AttentionPlan.build(indices)
 
 
+def audio_arrays(config, ids, features, frames):
+    """What an audio family reads beside ids [S], of windows of so many frames whose tokens stand in order."""
+    audio = config.architecture.audio(config)
+    states = np.full(len(ids), -1)
+    of_windows = [
+        np.arange(audio.tokens_of(int(count))) + window * audio.window_tokens for window, count in enumerate(frames)
+    ]
+    states[np.asarray(ids) == audio.placeholder_id] = np.concatenate([*of_windows, np.zeros(0, np.int64)])
+    arrays = {"audio_features": features, "audio_frames": np.asarray(frames, np.int32), "audio_states": states[None]}
+    return {name: paddle.to_tensor(values) for name, values in arrays.items()}
+
+
 def logits_of(decoder, ids, ends=None):
     """Logits [S, V] of one row."""
     return decoder.head(decoder(*pack(ids, ends or [len(ids)]))).numpy()[0]

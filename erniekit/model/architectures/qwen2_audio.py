@@ -110,7 +110,7 @@ QWEN2_AUDIO = with_audio_encoder(
     ),
     towers=(
         Tower(ENCODER, encoder_shapes, ENCODER_RULES, _build_encoder),
-        Tower(PROJECTOR, _projector_shapes, {"linear": REPLICATED_LINEAR}, _build_projector, ALIGNER),
+        Tower(PROJECTOR, _projector_shapes, {"linear": REPLICATED_LINEAR}, _build_projector, part=ALIGNER),
     ),
     audio=_audio,
     problems=_problems,

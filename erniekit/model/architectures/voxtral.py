@@ -125,13 +125,7 @@ VOXTRAL = with_audio_encoder(
     ),
     towers=(
         Tower(ENCODER, encoder_shapes, ENCODER_RULES, _build_encoder),
-        Tower(
-            PROJECTOR,
-            _projector_shapes,
-            {"linear_1": COLUMN_PARALLEL, "linear_2": ROW_PARALLEL},
-            _build_projector,
-            ALIGNER,
-        ),
+        Tower(PROJECTOR, _projector_shapes, _PROJECTOR_RULES, _build_projector, part=ALIGNER),
     ),
     audio=_audio,
     problems=_problems,
