@@ -19,6 +19,7 @@ from erniekit.config.registry import PARAMETERS
 from erniekit.data import PLAN_VERSION
 from erniekit.data.formats.table import is_hub_dataset
 from erniekit.data.templates.ernie import Template, chat_template
+from erniekit.data.templates.transcription import DEFAULT_REQUEST, Request
 from erniekit.data.tokenizers.files import TOKENIZER_FILES, needs_paddlenlp
 from erniekit.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from erniekit.environment import available_memory, is_importable
@@ -51,7 +52,8 @@ def missing_paths(values: Mapping[str, Any] | Config, verb: str) -> Iterator[tup
         read["model_name_or_path"] = (values["model_name_or_path"],)
         if values["stage"] == "DPO":
             read["ref_model_name_or_path"] = (values["ref_model_name_or_path"],)
-    if trains or verb == "preview":
+    holds_out = verb == "train" and evaluates and values["eval_split"]
+    if trains or verb == "preview" or holds_out:
         read["train_dataset_path"] = values["train_dataset_path"]
     if verb == "train" and evaluates and (values["evaluation_strategy"] != "no" or not trains):
         read["eval_dataset_path"] = values["eval_dataset_path"]
@@ -112,18 +114,23 @@ def read_generation_config(folder: Path) -> Mapping[str, Any]:
 
 
 def open_tokenizer_of(
-    folder: Path, *, with_template: bool, variables: Mapping[str, Any] | None = None
+    folder: Path,
+    *,
+    with_template: bool,
+    variables: Mapping[str, Any] | None = None,
+    request: Request = DEFAULT_REQUEST,
 ) -> tuple[Tokenizer, Template | None]:
     """Return the tokenizer of a folder, with its chat template if dialogues are read.
 
     Args:
         variables: variables of the chat template, such as `enable_thinking`.
+        request: how transcripts are asked for.
 
     Raises:
         UserError: a file is missing or damaged, or the template cannot be used.
     """
     tokenizer = load_tokenizer(folder)
-    return tokenizer, chat_template(tokenizer, variables) if with_template else None
+    return tokenizer, chat_template(tokenizer, variables, request) if with_template else None
 
 
 def warn_of_unused_variables(template: Template, variables: Mapping[str, Any]) -> None:
@@ -139,6 +146,7 @@ def check_tokenizer(
     *,
     with_template: bool,
     variables: Mapping[str, Any] | None = None,
+    request: Request = DEFAULT_REQUEST,
 ) -> None:
     """Raise UserError if the tokenizer of a folder cannot be used, or does not belong to the model.
 
@@ -146,7 +154,7 @@ def check_tokenizer(
     """
     if needs_paddlenlp(folder):
         return
-    tokenizer, _ = open_tokenizer_of(folder, with_template=with_template, variables=variables)
+    tokenizer, _ = open_tokenizer_of(folder, with_template=with_template, variables=variables, request=request)
     if model_config is not None:
         check_vocabulary(model_config, tokenizer)
 

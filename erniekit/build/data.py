@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -26,11 +27,17 @@ from erniekit.data.loader import (
     serialize_batches,
     serialize_index,
 )
+from erniekit.data.media.clip import AudioInputs
 from erniekit.data.packed import DataFingerprint
 from erniekit.data.sampler import BatchSource, StepPlan, local_batches
+from erniekit.data.split import Split
 from erniekit.data.templates.ernie import Template
 from erniekit.data.tokenizers.tokenizer import Tokenizer
 from erniekit.distributed.topology import MODEL_AXES, Topology
+from erniekit.hub.download import model_folder
+from erniekit.json_files import read_json_object
+from erniekit.model.architectures.model_config import ModelConfig
+from erniekit.model.architectures.registry import ARCHITECTURES
 from erniekit.training.optim.schedules import check_schedule_fits, warmup_steps_of
 
 if TYPE_CHECKING:  # the launcher reads the data, and never imports Paddle
@@ -40,16 +47,24 @@ logger = logging.getLogger(__name__)
 
 
 def training_sources(config: Config) -> list[Source]:
-    """Return the training files as sources."""
-    section = config.training
-    return _sources(
+    """Return the training files as sources, without the records that `eval_split` holds out."""
+    return _training_files(config, held_out=False)
+
+
+def _training_files(config: Config, *, held_out: bool) -> list[Source]:
+    section, fraction = config.training, config.evaluation.eval_split
+    sources = _sources(
         config, "train_dataset_type", section.train_dataset_path, section.train_dataset_type, section.train_dataset_prob
     )
+    split = Split(fraction, section.seed, held_out) if fraction else None
+    return [replace(source, split=split) for source in sources]
 
 
 def evaluation_sources(config: Config) -> list[Source]:
-    """Return the held-out files as sources."""
+    """Return the held-out files as sources, or what `eval_split` holds out of the training files."""
     section = config.evaluation
+    if section.eval_split:
+        return _training_files(config, held_out=True)
     return _sources(
         config, "eval_dataset_type", section.eval_dataset_path, section.eval_dataset_type, section.eval_dataset_prob
     )
@@ -68,7 +83,7 @@ def _sources(
     if config.stage.reads_pairs:
         kinds = tuple(preference_kind(kind) for kind in kinds)
     sources = [
-        Source(Path(path).expanduser(), kind, probability, type_parameter)
+        Source(Path(path).expanduser(), kind, probability, type_parameter, config.training.media_dir)
         for path, kind, probability in zip(paths, kinds, probabilities, strict=True)
     ]
     return sources if config.is_set(type_parameter) else [_recognised(source) for source in sources]
@@ -98,18 +113,51 @@ def training_dataset(config: Config, tokenizer: Tokenizer, template: Template | 
             max_seq_len=config.training.max_seq_len,
             pad_id=tokenizer.pad_id,
             needs_scores=config.stage.reads_pairs and config.dpo.offset_alpha > 0,
+            audio=audio_of_model(config),
         )
     return _dataset(config, tokenizer, template, training_sources(config))
 
 
 def data_fingerprint_of(config: Config, tokenizer: Tokenizer, template: Template | None) -> DataFingerprint:
     """Return the fingerprint of what a pre-packed folder is made with."""
-    return DataFingerprint(tokenizer.fingerprint, template.fingerprint if template else None, config.stage.reads_pairs)
+    audio = audio_of_model(config)
+    return DataFingerprint(
+        tokenizer.fingerprint,
+        template.fingerprint if template else None,
+        config.stage.reads_pairs,
+        "" if audio is None else hashlib.blake2b(repr(audio.fingerprint).encode(), digest_size=8).hexdigest(),
+    )
+
+
+def audio_inputs(model_config: ModelConfig) -> AudioInputs | None:
+    """Return what the audio encoder of a model takes; None if it has none."""
+    audio = model_config.architecture.audio
+    return None if audio is None else AudioInputs(*audio(model_config))
+
+
+def audio_of_model(config: Config) -> AudioInputs | None:
+    """Return what the audio encoder of `model_name_or_path` takes; None if it has none.
+
+    Data can be previewed and packed with a tokenizer alone, so nothing else is asked of the folder.
+    """
+    folder = model_folder(config)
+    path = folder / "config.json"
+    if not path.is_file():
+        return None
+    architecture = ARCHITECTURES.get(str(read_json_object(path).get("model_type")))
+    if architecture is None or architecture.audio is None:
+        return None
+    return audio_inputs(ModelConfig.from_folder(folder, config.basic.ignore_config_keys))
 
 
 def evaluates(config: Config) -> bool:
     """Return whether the run evaluates during training."""
     return config.basic.do_eval and config.evaluation.evaluation_strategy != "no"
+
+
+def has_evaluation_data(config: Config) -> bool:
+    """Return whether there are held-out records, in files of their own or in those of training."""
+    return bool(config.evaluation.eval_dataset_path or config.evaluation.eval_split)
 
 
 def evaluation_dataset(config: Config, tokenizer: Tokenizer, template: Template | None) -> Dataset:
@@ -123,6 +171,7 @@ def _dataset(config: Config, tokenizer: Tokenizer, template: Template | None, so
         tokenizer,
         template,
         cache_dir=cache_folder(config),
+        audio=audio_of_model(config),
         **sample_limits(config),
     )
 
@@ -147,6 +196,7 @@ class DataParallelRank:
     dp_world_size: int = 1
     multiple_of: int = 1
     batch_source: BatchSource = local_batches
+    embeds: bool = True
 
 
 def training_plan(config: Config, dataset: Dataset, dp_rank: DataParallelRank = DataParallelRank()) -> StepPlan:
@@ -311,7 +361,11 @@ def dp_rank_of(config: Config, mesh: Mesh) -> DataParallelRank:
 
     slices = mesh.topology.tensor if mesh.topology.sequence_parallel else 1  # of the tokens of a micro-batch
     return DataParallelRank(
-        mesh.dp_rank, mesh.topology.dp_world_size, slices, local_batches if group is None else broadcast_batches
+        mesh.dp_rank,
+        mesh.topology.dp_world_size,
+        slices,
+        local_batches if group is None else broadcast_batches,
+        embeds=mesh.is_first("pipeline"),
     )
 
 
@@ -326,4 +380,4 @@ def broadcast_dataset_index(config: Config, mesh: Mesh, dataset: Dataset | None)
     message = ArrayMessage(
         *broadcast_arrays(*(serialize_index(dataset) if dataset is not None else ArrayMessage([], [])), group)
     )
-    return dataset if dataset is not None else deserialize_index(message)
+    return dataset if dataset is not None else deserialize_index(message, audio_of_model(config))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from erniekit.build.adapters import AdapterPlan, starts_from_adapters
+from erniekit.build.audio import transcription_request, warn_of_unused_request
 from erniekit.build.checks import (
     check_dense_mask,
     dense_mask_size,
@@ -85,11 +86,13 @@ def begin(config: Config, *, writes_output: bool = True) -> tuple[ModelConfig, T
 def open_tokenizer(config: Config) -> tuple[Tokenizer, Template | None]:
     """Return the tokenizer of `model_name_or_path`, with its chat template if the stage reads dialogues."""
     variables = template_variables(config.basic)
+    request = transcription_request(config)
     tokenizer, template = open_tokenizer_of(
-        model_folder(config), with_template=not config.stage.reads_text, variables=variables
+        model_folder(config), with_template=not config.stage.reads_text, variables=variables, request=request
     )
     if template is not None:
         warn_of_unused_variables(template, variables)
+        warn_of_unused_request(template, request)
     return tokenizer, template
 
 

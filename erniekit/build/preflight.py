@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from erniekit.build.adapters import adapter_plan, check_adapters, initial_adapters, refuse_other_checkpoint
+from erniekit.build.audio import transcription_request
 from erniekit.build.checks import (
     answering_folders,
     check_paths,
@@ -149,7 +150,8 @@ def _check_tokenizer(config: Config, found: Findings, folder: Path, model: Model
     """Check the tokenizer, and its template where the stage or the verb renders dialogues."""
     with_template = not config.stage.reads_text or config.verb in ANSWERING
     variables = template_variables(config.basic)
-    found.attempt(check_tokenizer, folder, model, with_template=with_template, variables=variables)
+    request = transcription_request(config)
+    found.attempt(check_tokenizer, folder, model, with_template=with_template, variables=variables, request=request)
 
 
 def _check_shares(

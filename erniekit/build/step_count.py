@@ -22,7 +22,8 @@ PLAN_PARAMETERS = (
     "on_bad_record", "random_shuffle", "seed", "max_prompt_len",
     "per_device_train_batch_size", "gradient_accumulation_steps",
     "max_steps", "num_train_epochs", "batch_tokens", "max_batch_samples", "min_sample_len", "max_sample_len",
-    "curriculum", "split_multi_turn", "enable_thinking", "chat_template_kwargs",
+    "curriculum", "split_multi_turn", "enable_thinking", "chat_template_kwargs", "asr_prompt",
+    "asr_language",
 )  # fmt: skip
 
 
@@ -58,7 +59,8 @@ def _path(config: Config, dp_world_size: int) -> Path:
     model = local_model_folder(config)
     files += [model / name for name in TOKENIZER_FILES] if model is not None else []
     stamps = [(str(path.resolve()), *_stamp(path)) for path in files]
-    values = [*(config[name] for name in PLAN_PARAMETERS), *([dp_world_size] if dp_world_size > 1 else [])]
+    held_out = [config.evaluation.eval_split] if config.evaluation.eval_split else []
+    values = [*(config[name] for name in PLAN_PARAMETERS), *([dp_world_size] if dp_world_size > 1 else []), *held_out]
     key = hashlib.blake2b(repr((PLAN_VERSION, stamps, values)).encode(), digest_size=16).hexdigest()
     return cache_folder(config) / "steps" / f"{key}.json"
 

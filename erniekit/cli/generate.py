@@ -81,7 +81,7 @@ def run(arguments: list[str]) -> int:
 def _answer_file(options: argparse.Namespace, parameters: Config) -> int:
     from erniekit.inference.prompts import read_prompts
 
-    prompts = read_prompts(options.prompts.expanduser())
+    prompts = read_prompts(options.prompts.expanduser(), parameters.training.media_dir)
     select_device(parameters)
     from erniekit.inference.batch import answer_records, check_output, encode_prompts, write_record, write_records
     from erniekit.inference.engine import sampling_from

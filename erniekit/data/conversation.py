@@ -6,10 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from erniekit.data.media.clip import Clip, ContentClip
 from erniekit.errors import DataError
+
+if TYPE_CHECKING:
+    from erniekit.data.split import Split
 
 USER, ASSISTANT = "user", "assistant"
 TOOL_ROLES = ("tool", "function")  # results of calls
@@ -31,6 +34,16 @@ class Turn:
     fields: Mapping[str, Any] | None = None
     thoughts: str = ""
     clips: tuple[ContentClip, ...] = ()
+
+    @property
+    def parts(self) -> list[str | Clip]:
+        """The content with the recordings in their places; no text is empty."""
+        parts: list[str | Clip] = []
+        start = 0
+        for offset, clip in self.clips:
+            parts += [self.content[start:offset], clip]
+            start = offset
+        return [part for part in (*parts, self.content[start:]) if part]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +131,16 @@ class Source:
         kind: one of formats.registry.KINDS.
         probability: relative to the other sources; 0 leaves the source out.
         type_parameter: the parameter that names the format, for messages.
+        media_dir: the folders below which its recordings lie; () for the folder of the file.
+        split: the part of its records that is read; None: all of them.
     """
 
     path: Path
     kind: str
     probability: float = 1.0
     type_parameter: str = "train_dataset_type"
+    media_dir: tuple[str, ...] = ()
+    split: Split | None = None
 
 
 def check_probabilities(values: Sequence[str | float]) -> list[float]:

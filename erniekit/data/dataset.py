@@ -17,7 +17,15 @@ from erniekit.data.formats.problems import ProblemList, RecordProblem, SkippedRe
 from erniekit.data.formats.registry import FORMATS, PAIR_KINDS
 from erniekit.data.formats.table import hub_files, is_hub_dataset
 from erniekit.data.formats.unused_fields import UnusedField, UnusedFields, describe_unused
+from erniekit.data.media.clip import AudioInputs
 from erniekit.data.packed import DataFingerprint, PackedIndex, open_packed
+from erniekit.data.recording_facts import (
+    AudioCounts,
+    RecordingFacts,
+    audio_counts,
+    lengths_digest,
+    recordings_unchanged,
+)
 from erniekit.data.templates.ernie import IGNORE_INDEX, Sample, Template
 from erniekit.data.token_cache import FORMAT_VERSION, MANIFEST, Metadata, TokenArrays, TokenWriter, open_or_build
 from erniekit.data.tokenize import MIN_SCORE_DIFFERENCE, RecordCounts, TokenizationSettings, tokenise
@@ -49,6 +57,8 @@ class SourceReport:
         skipped: records left out because they are malformed (`on_bad_record: skip`) or train nothing.
         first_skipped: line and problem of the first of them.
         skipped_file: the text file that lists all of them; "" if there are none.
+        audio: the recordings of the samples; None if they have none.
+        part: the part of the file that is read, in words; "" if all of it is.
     """
 
     path: str
@@ -70,6 +80,8 @@ class SourceReport:
     split_dialogues: int = 0  # these are absent from folders that an older version packed
     dropped_answers: int = 0
     plain_control: int = 0
+    audio: AudioCounts | None = None
+    part: str = ""
 
     @property
     def kept(self) -> int:
@@ -129,11 +141,13 @@ def _describe(source: SourceReport) -> str:
     middle, high, longest = source.lengths
     share = f", share {source.probability:.3g}" if source.probability != 1 else ""
     samples = "pairs" if source.kind in PAIR_KINDS else "samples"
+    part = f", {source.part}" if source.part else ""
     lines = [
-        f"{source.path} ({source.kind}{share}): {source.read:,} records, {source.kept:,} kept"
+        f"{source.path} ({source.kind}{share}{part}): {source.read:,} records, {source.kept:,} kept"
         f"{''.join(f', {change}' for change in changes)}",
         f"{source.samples:,} {samples}, {source.tokens:,} tokens of which {source.targets:,} are targets "
         f"({source.targets / max(1, source.tokens):.0%}); length p50 {middle:,}, p95 {high:,}, longest {longest:,}",
+        *([str(source.audio)] if source.audio is not None else []),
         *_describe_skipped(source),
         *(describe_unused(FORMATS[source.kind], source.unused_fields) if source.kind in FORMATS else ()),
     ]
@@ -163,6 +177,7 @@ class Dataset:
         source_of: int16[n], index into `sources`.
         pad_id: the token id that fills up rows.
         pairs: whether each sample is a prompt with two answers.
+        audio: what the encoder of the model takes, if it has one: batches then have the arrays of recordings.
         packed: the rows, if the samples come from a pre-packed folder; else None.
         source_arrays: the token arrays of each source.
         report: the counts of every source.
@@ -178,7 +193,9 @@ class Dataset:
         fingerprint: str,
         pairs: bool = False,
         packed: PackedIndex | None = None,
+        audio: AudioInputs | None = None,
     ) -> None:
+        self.audio = audio
         self.sources = tuple(sources)
         self.pad_id = pad_id
         self.pairs = pairs
@@ -231,6 +248,8 @@ class Dataset:
                     samples=len(tokens.lines),
                     tokens=int(tokens.offsets[-1]),
                     lengths=length_percentiles(np.diff(tokens.offsets)),
+                    audio=audio_counts(tokens.metadata),
+                    part="" if source.split is None else str(source.split),
                 )
                 for source, tokens in zip(self.sources, self.source_arrays, strict=True)
             )
@@ -255,6 +274,7 @@ def open_dataset(
     needs_scores: bool = False,
     on_bad_record: str = "stop",
     split_multi_turn: bool | None = None,
+    audio: AudioInputs | None = None,
 ) -> Dataset:
     """Open the tokenised samples of all sources; tokenise what is not in the cache, one block at a time.
 
@@ -270,6 +290,7 @@ def open_dataset(
         on_bad_record: what a malformed record does: "stop" the run, or "skip" the record. Records that train nothing
             (an empty answer, a pair of equal answers) are always skipped.
         split_multi_turn: see templates.samples.render_samples.
+        audio: what the model's audio encoder takes; None: it has none, and records with recordings are problems.
 
     Raises:
             DataError: a record of any source is malformed (the first 20 are shown, all are counted), probabilities
@@ -285,6 +306,7 @@ def open_dataset(
         needs_scores,
         on_bad_record=on_bad_record,
         split_multi_turn=split_multi_turn,
+        audio=audio,
     )
     problems = ProblemList()
     arrays = []
@@ -305,18 +327,25 @@ def open_dataset(
         fingerprint.update(repr((key, source.probability)).encode())
         # Whatever the policy, the sound records give the same samples; but a folder must not hide from "stop" what
         # "skip" left out.
-        folder = Path(cache_dir) / f"{key}-{FORMAT_VERSION}{'-skip' if settings.skips_bad_records else ''}"
+        name = f"{key}-{FORMAT_VERSION}{_place(source, settings)}{'-skip' if settings.skips_bad_records else ''}"
+        folder = Path(cache_dir) / name
         try:
-            tokens = open_or_build(folder, _builder(source, settings, problems))
+            tokens = open_or_build(folder, _builder(source, settings, problems), recordings_unchanged)
         except _SourceSkippedError:
             continue
+        fingerprint.update(lengths_digest(tokens.metadata).encode())
         if tokens.metadata.get("skipped"):
             tokens.metadata["skipped_file"] = str(folder / SKIPPED_FILE)
         arrays.append(tokens)
     problems.raise_if_any()
     pairs = any(source.kind in PAIR_KINDS for source in sources)
-    dataset = Dataset(sources, arrays, pad_id=tokenizer.pad_id, fingerprint=fingerprint.hexdigest(), pairs=pairs)
+    dataset = Dataset(
+        sources, arrays, pad_id=tokenizer.pad_id, fingerprint=fingerprint.hexdigest(), pairs=pairs, audio=audio
+    )
+    _check_split(dataset)
     for report in dataset.report.sources:
+        if report.part and not report.read:
+            continue
         if report.probability and not report.samples and report.skipped == report.read:
             none = f"{report.path}: none of its {report.read:,} records trains anything"
             raise DataError("\n".join([*_describe_skipped(report), none]))
@@ -331,22 +360,36 @@ def open_dataset(
 
 
 def open_packed_dataset(
-    folder: Path, data_fingerprint: DataFingerprint, *, max_seq_len: int, pad_id: int, needs_scores: bool = False
+    folder: Path,
+    data_fingerprint: DataFingerprint,
+    *,
+    max_seq_len: int,
+    pad_id: int,
+    needs_scores: bool = False,
+    audio: AudioInputs | None = None,
 ) -> Dataset:
     """Open the dataset of a folder that `erniekit pack` wrote.
 
     Args:
-        needs_scores: as for `open_dataset`.
+        needs_scores, audio: as for `open_dataset`.
 
     Raises:
-        DataError: see packed.open_packed; or a pair has no scores.
+        DataError: see packed.open_packed; or a pair has no scores, or a recording has changed.
     """
     arrays, packed = open_packed(folder, data_fingerprint, max_seq_len)
     fingerprint = hashlib.blake2b((folder / MANIFEST).read_bytes(), digest_size=8).hexdigest()
     source = Source(folder, "packed")
     dataset = Dataset(
-        [source], [arrays], pad_id=pad_id, fingerprint=fingerprint, pairs=data_fingerprint.pairs, packed=packed
+        [source],
+        [arrays],
+        pad_id=pad_id,
+        fingerprint=fingerprint,
+        pairs=data_fingerprint.pairs,
+        packed=packed,
+        audio=audio,
     )
+    if not recordings_unchanged(arrays):
+        raise DataError(f"{folder}: its recordings have been changed, moved or removed\n  Pack the data again.")
     if needs_scores:
         invalid = np.flatnonzero(~(arrays.score_differences >= MIN_SCORE_DIFFERENCE))  # NaN for pairs without scores
         if len(invalid):
@@ -369,18 +412,22 @@ def _builder(
         problems_before = problems.total
         counts, unused, targets = RecordCounts(), UnusedFields(FORMATS[source.kind]), 0
         skipped = SkippedRecords(writer.folder / SKIPPED_FILE)
+        recordings = RecordingFacts(settings.audio.sampling_rate if settings.audio else 1)
         own_problems = SourceProblems(problems, skipped, settings.skips_bad_records)
         try:
             for samples, lines in tokenise(source, settings, counts, unused, own_problems):
                 if problems.total == problems_before:  # after a problem, only look for further problems
                     writer.append(samples, lines)
                     targets += sum(int(np.count_nonzero(sample.labels != IGNORE_INDEX)) for sample in samples)
+                    recordings.add(clip for sample in samples for clip in sample.clips)
         finally:
             skipped.close()
         if problems.total > problems_before:
             raise _SourceSkippedError
         counts.skipped = skipped.count
-        return {**_build_metadata(counts, targets, unused.found()), "skipped": skipped.first}
+        return {
+            **_build_metadata(counts, targets, unused.found()), "skipped": skipped.first, **recordings.metadata()
+        }  # fmt: skip
 
     return build
 
@@ -396,8 +443,35 @@ def _cache_key(source: Source, settings: TokenizationSettings) -> str:
         with open(path, "rb") as file:
             while block := file.read(1 << 20):
                 digest.update(block)
-    digest.update(repr((SAMPLES_VERSIONS.get(source.kind, 1), source.kind, *settings.key(source.kind))).encode())
+    split = () if source.split is None else (source.split,)
+    version = SAMPLES_VERSIONS.get(source.kind, 1)
+    digest.update(repr((version, source.kind, *settings.key(source.kind), *split)).encode())
     return digest.hexdigest()
+
+
+def _place(source: Source, settings: TokenizationSettings) -> str:
+    """Return what the name of a cache folder says of where the recordings lie, which are stored by their paths; ""
+    where the model reads none. Not of the samples: a run may go on with the same data in another place."""
+    if settings.audio is None:
+        return ""
+    folder = str(Path(source.path).resolve().parent)
+    return "-" + hashlib.blake2b(folder.encode(), digest_size=4).hexdigest()
+
+
+def _check_split(dataset: Dataset) -> None:
+    """Raise DataError if a part of the records is empty: no training file may be, nor the held-out ones together."""
+    reports = [report for report in dataset.report.sources if report.probability]
+    splits = [source.split for source in dataset.sources if source.split is not None]
+    empty = [report.path for report in reports if report.part and not report.read]
+    if not splits or not empty or (splits[0].held_out and len(empty) < len(reports)):
+        return
+    fraction = splits[0].fraction
+    if splits[0].held_out:
+        raise DataError(
+            f"eval_split {fraction:g}: of {', '.join(empty)} it holds out no record, because there are too few\n"
+            "  Write a larger fraction, or name held-out files as eval_dataset_path."
+        )
+    raise DataError(f"eval_split {fraction:g}: it leaves no record of {empty[0]} to train on\n  Write a smaller one.")
 
 
 def _no_samples() -> TokenArrays:

@@ -17,9 +17,11 @@ import numpy as np
 from erniekit.data.batch import Batch
 from erniekit.data.conversation import Source
 from erniekit.data.dataset import Dataset
+from erniekit.data.media.clip import AudioInputs
 from erniekit.data.packed import PackedIndex
 from erniekit.data.packing import Packs
 from erniekit.data.sampler import StepPlan
+from erniekit.data.split import Split
 from erniekit.data.token_cache import TokenArrays
 
 
@@ -80,7 +82,7 @@ def serialize_index(dataset: Dataset) -> ArrayMessage:
     """Return everything of a dataset except its tokens."""
     packed = dataset.packed
     metadata = {
-        "sources": [[str(source.path), source.kind, source.probability] for source in dataset.sources],
+        "sources": [[str(source.path), source.kind, source.probability, source.split] for source in dataset.sources],
         "facts": [tokens.metadata for tokens in dataset.source_arrays],
         "pad_id": dataset.pad_id,
         "fingerprint": dataset.fingerprint,
@@ -93,10 +95,17 @@ def serialize_index(dataset: Dataset) -> ArrayMessage:
     return ArrayMessage(metadata, arrays)
 
 
-def deserialize_index(message: ArrayMessage) -> Dataset:
-    """Return the dataset that was given to `serialize_index`: lengths, counts and file positions, without tokens."""
+def deserialize_index(message: ArrayMessage, audio: AudioInputs | None = None) -> Dataset:
+    """Return the dataset that was given to `serialize_index`: lengths, counts and file positions, without tokens.
+
+    Args:
+        audio: that of the dataset, which every rank knows from the model.
+    """
     metadata, arrays = message.metadata, iter(message.arrays)
-    sources = [Source(Path(path), kind, probability) for path, kind, probability in metadata["sources"]]
+    sources = [
+        Source(Path(path), kind, probability, split=None if split is None else Split(*split))
+        for path, kind, probability, split in metadata["sources"]
+    ]
     source_arrays = [TokenArrays(_EMPTY, _EMPTY, next(arrays), next(arrays), own) for own in metadata["facts"]]
     packed = None
     if metadata["packed"] is not None:
@@ -109,6 +118,7 @@ def deserialize_index(message: ArrayMessage) -> Dataset:
         fingerprint=metadata["fingerprint"],
         pairs=metadata["pairs"],
         packed=packed,
+        audio=audio,
     )
 
 

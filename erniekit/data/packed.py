@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from erniekit.data.packing import Packs
+from erniekit.data.recording_facts import RecordingFacts
 from erniekit.data.templates.ernie import IGNORE_INDEX
 from erniekit.data.token_cache import MANIFEST, TokenArrays, TokenWriter, open_arrays
 from erniekit.errors import DataError
@@ -36,11 +37,17 @@ class DataFingerprint:
     Attributes:
         tokenizer, template: fingerprints; the template's is None for plain texts.
         pairs: whether the samples are pairs (stage DPO).
+        audio: of the model's audio encoder; "" where it has none.
     """
 
     tokenizer: str
     template: str | None
     pairs: bool
+    audio: str = ""
+
+    def stored(self) -> dict[str, Any]:
+        """Return the values as the folder holds them; those of models without an encoder are as they always were."""
+        return {name: value for name, value in asdict(self).items() if name != "audio" or value}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,23 +109,26 @@ def _write(folder: Path, dataset: Dataset, packs: Packs, data_fingerprint: DataF
             file.flush()
             os.fsync(file.fileno())
     writer = TokenWriter(folder)
+    recordings = RecordingFacts(dataset.audio.sampling_rate if dataset.audio else 1)
     targets = 0
     try:
         for start in range(0, len(packs.members), BLOCK_SAMPLES):
             members = [int(index) for index in packs.members[start : start + BLOCK_SAMPLES]]
             samples = [dataset.sample(index) for index in members]
             targets += sum(int(np.count_nonzero(sample.labels != IGNORE_INDEX)) for sample in samples)
+            recordings.add(clip for sample in samples for clip in sample.clips)
             writer.append(samples, [dataset.line(index) for index in members])
         counts = {"read": len(packs.members), "dropped": 0, "long_prompts": 0, "truncated": 0, "split": 0}
         writer.finish(
             {
                 "packed": PACKED_VERSION,
-                "maker": asdict(data_fingerprint),
+                "maker": data_fingerprint.stored(),
                 "batch_tokens": batch_tokens,
                 "files": [str(source.path) for source in dataset.sources],
                 "crc32": {name: zlib.crc32(data) for name, data in files.items()},
                 "counts": {**counts, "targets": targets},
                 "unused_fields": [],
+                **recordings.metadata(),
             }
         )
     finally:
@@ -184,13 +194,13 @@ def _checked(path: Path, checksum: int | None, kind: str) -> np.ndarray:
 
 
 def _check_data_fingerprint(folder: Path, stored: dict[str, Any], expected: dict[str, Any]) -> None:
-    different = [name for name, value in expected.items() if stored.get(name) != value]
+    different = [name for name, value in expected.items() if (stored.get(name) or None) != (value or None)]
     if not different:
         return
     if "pairs" in different:
         what = "pairs, which only stage DPO reads" if stored.get("pairs") else "no pairs, which stage DPO needs"
         raise DataError(f"{folder}: contains {what}\n  Change `stage`, or pack the data of this stage.")
-    name = {"tokenizer": "tokenizer", "template": "chat template"}[different[0]]
+    name = {"tokenizer": "tokenizer", "template": "chat template", "audio": "audio encoder"}[different[0]]
     raise DataError(
         f"{folder}: was packed with another {name} than model_name_or_path has\n"
         "  Use the model that it was packed for, or pack the data again with `erniekit pack`."

@@ -17,8 +17,11 @@ import numpy as np
 from erniekit.data.batch import Batch
 from erniekit.data.collate import collate
 from erniekit.data.dataset import Dataset
+from erniekit.data.media.audio_batch import audio_arrays
+from erniekit.data.media.clip import AudioInputs
 from erniekit.data.mixing import Purpose, epoch_order, generator
 from erniekit.data.packing import Packs, concatenate_packs, group_by_length, pack_greedy, pack_none, pack_sequential
+from erniekit.data.templates.ernie import Sample
 from erniekit.errors import ConfigurationError, DataError
 
 BatchSource = Callable[[Callable[[], list[Batch]]], list[Batch]]
@@ -56,6 +59,8 @@ class StepPlan:
         batch_source: reads the micro-batches for this process, perhaps in another one. It is called with the function
             that would read them here, in the order in which the loop asks for them.
         source: only samples of this source of the dataset (see `eval_sampler`).
+        embeds: whether this rank makes the hidden states of the first layer; the sound of recordings is read for it
+            alone.
 
     Where samples are both shuffled and packed (or grouped), the number of packs of an epoch depends on its order, so
     such epochs are packed to be counted. Otherwise all epochs have the same number of packs, and without shuffling the
@@ -90,12 +95,14 @@ class StepPlan:
         packs: Packs | None = None,
         multiple_of: int = 1,
         batch_source: BatchSource = local_batches,
+        embeds: bool = True,
     ) -> None:
         assert not (packing and batch_tokens), "samples are packed or grouped"
         self.dataset = dataset
         self.max_seq_len = max_seq_len
         self.batch_source = batch_source
         self._multiple_of = multiple_of
+        self._embeds = embeds
         self._packing, self._greedy, self._window = packing, greedy, window
         self._batch_tokens, self._max_batch_samples = batch_tokens, max_batch_samples
         self._shortest, self._longest = shortest, longest
@@ -221,8 +228,27 @@ class StepPlan:
             packs = np.split(packs[0], range(1, len(packs[0])))  # each sample in a row of its own
         rows = [[self.dataset.sample(int(index)) for index in pack] for pack in packs]
         batch = collate(rows, [pack.tolist() for pack in packs], self.dataset.pad_id, pairs=self.dataset.pairs)
+        if self.dataset.audio is not None and self._embeds:
+            batch = batch.with_arrays(**self._audio_arrays(rows, batch, self.dataset.audio))
         count, length = batch.input_ids.shape
         return batch.padded(count, length + -length % self._multiple_of) if length % self._multiple_of else batch
+
+    def _audio_arrays(self, rows: list[list[Sample]], batch: Batch, inputs: AudioInputs) -> dict[str, np.ndarray]:
+        """Read the recordings of a micro-batch.
+
+        Raises:
+            DataError: one cannot be read, or is not what it was when the samples were made.
+        """
+        try:
+            return audio_arrays(rows, batch.shape, inputs)
+        except DataError:  # whose recording is it?
+            for indices, row in zip(batch.samples, rows, strict=True):
+                for index, sample in zip(indices, row, strict=True):
+                    try:
+                        audio_arrays([[sample]], (1, len(sample.input_ids)), inputs)
+                    except DataError as error:
+                        raise DataError(f"{self.dataset.location(index)}: {error}") from None
+            raise
 
     def _locate(self, step: int) -> tuple[int, int]:
         """Return the epoch of a step, and the step's number in it, without counting the epochs that begin later."""

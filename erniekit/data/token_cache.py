@@ -14,12 +14,13 @@ import tempfile
 import time
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
+from erniekit.data.media.clip import Clip, PlacedClip
 from erniekit.data.templates.ernie import PairOffsets, Sample
 from erniekit.errors import DataError
 
@@ -29,6 +30,8 @@ ARRAYS = {
     "input_ids": "<i4", "labels": "<i4", "offsets": "<i8", "lines": "<i4",
     "chosen": "<i4", "rejected": "<i4", "score_differences": "<f4",
 }  # fmt: skip
+# Of data with recordings: for each sample its clips, as JSON text, and where that begins. Others have no such files.
+CLIP_ARRAYS = {"clips": "u1", "clip_offsets": "<i8"}
 ABANDONED_AFTER_S = 3600.0  # a temporary folder unchanged for so long belongs to a dead process
 Metadata = dict[str, Any]
 _CHECK_BLOCK = 1 << 24
@@ -74,6 +77,8 @@ class TokenArrays:
         lines: int32[samples], the line of the file on which the record of a sample begins.
         metadata: JSON values that the builder recorded about the file.
         chosen, rejected, score_differences: the PairOffsets of every pair; empty for documents.
+        clips, clip_offsets: uint8[bytes] and int64[samples + 1]; the JSON text of the clips of sample i is
+            [clip_offsets[i], clip_offsets[i + 1]). Empty for data without recordings.
         files: the mapped files, for a look at whether they are whole; empty for arrays that are in memory.
     """
 
@@ -85,6 +90,8 @@ class TokenArrays:
     chosen: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
     rejected: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
     score_differences: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
+    clips: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint8))
+    clip_offsets: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     files: tuple[MappedFile, ...] = ()
 
     def sample(self, index: int) -> Sample:
@@ -99,7 +106,14 @@ class TokenArrays:
         pair = None
         if len(self.chosen):
             pair = PairOffsets(int(self.chosen[index]), int(self.rejected[index]), float(self.score_differences[index]))
-        return Sample(self.input_ids[start:end], self.labels[start:end], pair)
+        return Sample(self.input_ids[start:end], self.labels[start:end], pair, clips=self.sample_clips(index))
+
+    def sample_clips(self, index: int) -> tuple[PlacedClip, ...]:
+        """Return the clips of a sample."""
+        if not len(self.clip_offsets):
+            return ()
+        text = self.clips[int(self.clip_offsets[index]) : int(self.clip_offsets[index + 1])].tobytes()
+        return tuple(_read_clip(values) for values in json.loads(text)) if text else ()
 
 
 class TokenWriter:
@@ -110,6 +124,8 @@ class TokenWriter:
         self._files: dict[str, BinaryIO] = {name: open(folder / f"{name}.bin", "wb") for name in ARRAYS}  # noqa: SIM115
         self._checksums = dict.fromkeys(ARRAYS, 0)
         self._end = 0
+        self._samples = 0
+        self._clips_end = 0
         self._write("offsets", [0])
 
     def append(self, samples: Sequence[Sample], lines: Sequence[int]) -> None:
@@ -127,6 +143,26 @@ class TokenWriter:
                 ("chosen", "rejected", "score_differences"), zip(*pair_offsets, strict=True), strict=True
             ):
                 self._write(name, values)
+        if self._has_clips or any(sample.clips for sample in samples):
+            self._append_clips(samples)
+        self._samples += len(samples)
+
+    @property
+    def _has_clips(self) -> bool:
+        return "clips" in self._files
+
+    def _append_clips(self, samples: Sequence[Sample]) -> None:
+        """Append the clips of samples; with the first ones, say of all samples before that they have none."""
+        if not self._has_clips:
+            for name in CLIP_ARRAYS:
+                self._files[name] = open(self.folder / f"{name}.bin", "wb")  # noqa: SIM115
+                self._checksums[name] = 0
+            self._write("clip_offsets", np.zeros(self._samples + 1))
+        texts = [_clips_text(sample.clips) for sample in samples]
+        ends = np.cumsum([len(text) for text in texts]) + self._clips_end
+        self._clips_end = int(ends[-1])
+        self._write("clips", np.frombuffer(b"".join(texts), np.uint8))
+        self._write("clip_offsets", ends)
 
     def finish(self, metadata: Metadata) -> None:
         """Sync the arrays, then write the manifest that makes the folder valid."""
@@ -147,27 +183,49 @@ class TokenWriter:
             file.close()
 
     def _write(self, name: str, values: Sequence[float] | np.ndarray) -> None:
-        data = np.asarray(values).astype(ARRAYS[name]).tobytes()
+        data = np.asarray(values).astype((ARRAYS | CLIP_ARRAYS)[name]).tobytes()
         self._checksums[name] = zlib.crc32(data, self._checksums[name])
         self._files[name].write(data)
 
 
-def open_or_build(folder: Path, build: Callable[[TokenWriter], Metadata]) -> TokenArrays:
-    """Open the arrays of `folder`; if it is absent, incomplete or damaged, let `build` fill it first.
+def _clips_text(clips: Sequence[PlacedClip]) -> bytes:
+    """Return the clips of a sample as JSON text; nothing where there are none."""
+    values = [[*astuple(each.clip), each.place, each.tokens, each.length] for each in clips]
+    return json.dumps(values, separators=(",", ":")).encode() if values else b""
+
+
+def _read_clip(values: list[Any]) -> PlacedClip:
+    return PlacedClip(Clip(*values[:-3]), *values[-3:])
+
+
+def _always_current(arrays: TokenArrays) -> bool:
+    del arrays
+    return True
+
+
+def open_or_build(
+    folder: Path,
+    build: Callable[[TokenWriter], Metadata],
+    is_current: Callable[[TokenArrays], bool] = _always_current,
+) -> TokenArrays:
+    """Open the arrays of `folder`; if it is absent, incomplete, damaged or out of date, let `build` fill it first.
 
     Args:
         folder: the final path, named by everything that its contents depend on.
         build: appends all samples to the given writer and returns the metadata to store.
+        is_current: whether a folder still says what its sources do; for what its name does not depend on.
 
     Raises:
         DataError: the folder cannot be written. Also whatever `build` raises; then no files are left behind.
     """
     arrays = _open_valid(folder)
-    if arrays is not None:
+    if arrays is not None and is_current(arrays):
         return arrays
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         _remove_abandoned(folder)
+        if arrays is not None:
+            _remove(folder)
         temp_dir = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     except OSError as error:
         raise _unwritable(folder, error) from None
@@ -203,11 +261,16 @@ def _rename_into_place(temp_dir: Path, folder: Path) -> None:
         except OSError:
             if _open_valid(folder) is not None:
                 return
-            damaged = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-            with contextlib.suppress(FileNotFoundError):  # another process was removing it too
-                os.rename(folder, damaged)
-            shutil.rmtree(damaged, ignore_errors=True)
+            _remove(folder)
     os.rename(temp_dir, folder)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder in one step, so that no process finds a part of it."""
+    removed = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    with contextlib.suppress(FileNotFoundError):  # another process was removing it too
+        os.rename(folder, removed)
+    shutil.rmtree(removed, ignore_errors=True)
 
 
 def _open_valid(folder: Path) -> TokenArrays | None:
@@ -217,7 +280,8 @@ def _open_valid(folder: Path) -> TokenArrays | None:
         if manifest["version"] != FORMAT_VERSION:
             return None
         arrays = {}
-        for name, dtype in ARRAYS.items():
+        clip_arrays = CLIP_ARRAYS if "clips" in manifest["bytes"] else {}
+        for name, dtype in (ARRAYS | clip_arrays).items():
             path = folder / f"{name}.bin"
             if path.stat().st_size != manifest["bytes"][name] or _checksum(path) != manifest["crc32"][name]:
                 return None
@@ -228,7 +292,8 @@ def _open_valid(folder: Path) -> TokenArrays | None:
 
 
 def _mapped_files(folder: Path) -> tuple[MappedFile, ...]:
-    return tuple(MappedFile.of(folder / f"{name}.bin") for name in ("input_ids", "labels", "offsets"))
+    clips = tuple(name for name in CLIP_ARRAYS if (folder / f"{name}.bin").exists())
+    return tuple(MappedFile.of(folder / f"{name}.bin") for name in ("input_ids", "labels", "offsets", *clips))
 
 
 def _memory_map(path: Path, dtype: str) -> np.ndarray:

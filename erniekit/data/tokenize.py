@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from erniekit.data.conversation import Conversation, PlainText, Preference, Source
@@ -17,15 +17,19 @@ from erniekit.data.formats.problems import (
 )
 from erniekit.data.formats.registry import FORMATS, PAIR_KINDS, read_records, recognise
 from erniekit.data.formats.unused_fields import UnusedFields
+from erniekit.data.media.clip import AudioInputs, Clip
+from erniekit.data.media.errors import RecordingError, describe_clip
 from erniekit.data.overlong import character_limit, count_characters, last_rounds
-from erniekit.data.pairs import assemble_pair, render_pair, render_pairs
+from erniekit.data.pairs import RenderedPair, assemble_pair, render_pair, render_pairs
+from erniekit.data.placeholders import NO_ENCODER, TEXT_ONLY, Recordings, clips_of, measure
+from erniekit.data.split import own_records
 from erniekit.data.templates.ernie import (
     Sample,
+    Segment,
     Template,
     TemplateRefusedError,
     assemble,
     encode_plain_text,
-    encode_sample,
 )
 from erniekit.data.templates.samples import render_samples
 from erniekit.data.tokenizers.breaks import BREAK
@@ -53,6 +57,7 @@ class TokenizationSettings:
     needs_scores: bool = False
     on_bad_record: str = "stop"
     split_multi_turn: bool | None = None
+    audio: AudioInputs | None = None
 
     def __post_init__(self) -> None:
         if self.over_length not in OVER_LENGTH_POLICIES:
@@ -71,7 +76,8 @@ class TokenizationSettings:
         pair_settings = (self.max_prompt_len, self.needs_scores) if kind in PAIR_KINDS else ()
         prefix = self.tokenizer.document_prefix if kind == "text" else ()
         split = () if self.split_multi_turn is None else (f"split_multi_turn {self.split_multi_turn}",)
-        own = (*pair_settings, *prefix, *split)
+        audio = () if self.audio is None else (("audio", self.audio.fingerprint),)
+        own = (*pair_settings, *prefix, *split, *audio)
         return self.tokenizer.fingerprint, template, self.max_seq_len, self.over_length, *own
 
 
@@ -115,7 +121,8 @@ def tokenise(
         lines: list[int] = []
         encode = _ENCODERS.get(source.kind, _encode_conversations)
         promising = _without_hopeless(block, source, settings, counts, problems)
-        for line, sample in encode(promising, source, settings, counts, problems):
+        readable, recordings = _with_recordings(promising, source, settings, problems)
+        for line, sample in encode(readable, recordings, source, settings, counts, problems):
             samples.append(sample)
             lines.append(line)
         yield samples, lines
@@ -138,7 +145,8 @@ def _blocks(
     """Yield records in blocks limited by number and by characters."""
     block: list[NumberedRecord] = []
     characters = 0
-    for item in read_records(source.path, source.kind, unused):
+    records = read_records(source.path, source.kind, unused, source.media_dir)
+    for item in own_records(records, source.split):
         if isinstance(item, RecordProblem):
             problems.add(item)
             counts.read += item.line > 0
@@ -185,6 +193,37 @@ def _without_hopeless(
     return promising
 
 
+def _with_recordings(
+    block: list[NumberedRecord], source: Source, settings: TokenizationSettings, problems: SourceProblems
+) -> tuple[list[NumberedRecord], Recordings]:
+    """Return the records whose recordings can be used, and the lengths of these recordings."""
+    if settings.audio is None:
+        without = [numbered for numbered in block if not clips_of(numbered[1])]
+        for line, record in block if len(without) < len(block) else ():
+            if clips_of(record):
+                problems.add(RecordProblem(str(source.path), line, "record", "text", NO_ENCODER, Effect.STOP))
+        return without, TEXT_ONLY
+    measured = measure((clip for _, record in block for clip in clips_of(record)), settings.audio)
+    lengths, readable = {}, []
+    for line, record in block:
+        usable = True
+        for clip in clips_of(record):
+            found = measured[clip]
+            if isinstance(found, RecordingError):
+                problems.add(recording_problem(source, line, clip, found))
+                usable = False
+            else:
+                lengths[clip] = found
+        if usable:
+            readable.append((line, record))
+    return readable, Recordings(settings.audio, lengths)
+
+
+def recording_problem(source: Source, line: int, clip: Clip, error: RecordingError) -> RecordProblem:
+    """Return the problem of a record whose recording cannot be used."""
+    return RecordProblem(str(source.path), line, describe_clip(clip), error.expected, error.got)
+
+
 def _may_be_split(record: Conversation | Preference, settings: TokenizationSettings) -> bool:
     """Return whether a dialogue may become several samples, of which the first may fit."""
     if isinstance(record, Preference) or settings.split_multi_turn is False:
@@ -205,12 +244,14 @@ def _characters(record: Record) -> int:
 
 def _encode_texts(
     block: list[NumberedRecord],
+    recordings: Recordings,
     source: Source,
     settings: TokenizationSettings,
     counts: RecordCounts,
     problems: SourceProblems,
 ) -> Iterator[tuple[int, Sample]]:
     """Encode plain texts. Every token is a target: labels are shifted before a long text is cut."""
+    del recordings
     texts = [settings.tokenizer.answer_text(record.text) for _, record in block if isinstance(record, PlainText)]
     counts.plain_control += sum(BREAK in text for text in texts)
     encoded = settings.tokenizer.encode_batch(texts)
@@ -228,6 +269,7 @@ def _encode_texts(
 
 def _encode_conversations(
     block: list[NumberedRecord],
+    recordings: Recordings,
     source: Source,
     settings: TokenizationSettings,
     counts: RecordCounts,
@@ -239,7 +281,7 @@ def _encode_conversations(
     results = render_samples(settings.template, conversations, settings.split_multi_turn)
     for (line, _), result in zip(block, results, strict=True):
         if isinstance(result, TemplateRefusedError):
-            problems.add(RecordProblem(str(source.path), line, "record", "a dialogue the template takes", str(result)))
+            problems.add(_refused_problem(source, line, result))
         else:
             rendered.append((line, result))
     segments = [part for _, parts in rendered for rendered_sample in parts for part in rendered_sample.segments]
@@ -249,7 +291,12 @@ def _encode_conversations(
         counts.plain_control += any(BREAK in segment.text for _, segments in parts for segment in segments)
         dropped = truncated = 0
         for conversation, segments in parts:
-            sample = assemble(segments, [next(encoded) for _ in segments], settings.template)
+            ids = [next(encoded) for _ in segments]
+            try:
+                sample = _sample(segments, ids, conversation.clips, recordings, settings.template)
+            except TemplateRefusedError as error:
+                problems.add(_refused_problem(source, line, error))
+                continue
             if not len(sample.input_ids):
                 expected = "a trained answer that leaves a token to predict"
                 problems.add(_no_tokens_problem(source, line, "record", expected))
@@ -260,7 +307,8 @@ def _encode_conversations(
                 got = f"{len(sample.input_ids):,}"
                 problems.add(RecordProblem(str(source.path), line, "length", expected, got, Effect.STOP))
             else:
-                shorter = _truncate_turns(conversation, settings) if settings.over_length == "truncate_turns" else None
+                truncates = settings.over_length == "truncate_turns"
+                shorter = _truncate_turns(conversation, recordings, settings) if truncates else None
                 truncated += shorter is not None
                 dropped += shorter is None
                 if shorter is not None:
@@ -272,6 +320,7 @@ def _encode_conversations(
 
 def _encode_preferences(
     block: list[NumberedRecord],
+    recordings: Recordings,
     source: Source,
     settings: TokenizationSettings,
     counts: RecordCounts,
@@ -291,7 +340,7 @@ def _encode_preferences(
     results = render_pairs(settings.template, [record for _, record in usable])
     for (line, record), result in zip(usable, results, strict=True):
         if isinstance(result, TemplateRefusedError):
-            problems.add(RecordProblem(str(source.path), line, "record", "a dialogue the template takes", str(result)))
+            problems.add(_refused_problem(source, line, result))
         else:
             rendered.append((line, record, result))
             counts.plain_control += any(BREAK in segment.text for segment in result.segments)
@@ -299,11 +348,14 @@ def _encode_preferences(
     for line, record, pair in rendered:
         ids = [next(encoded) for _ in pair.segments]
         try:
-            full_sample, prompt = assemble_pair(pair, ids, settings.template, record.score_difference)
+            full_sample, prompt = _pair(pair, ids, record, recordings, settings.template)
+            sample, prompt = _truncate_prompt(record, full_sample, prompt, recordings, settings)
         except MalformedError as error:
             problems.add(RecordProblem(str(source.path), line, error.field, error.expected, error.got, error.effect))
             continue
-        sample, prompt = _truncate_prompt(record, full_sample, prompt, settings)
+        except TemplateRefusedError as error:
+            problems.add(_refused_problem(source, line, error))
+            continue
         if _fits(sample, prompt, settings):
             counts.truncated += sample is not full_sample
             yield line, sample
@@ -312,6 +364,19 @@ def _encode_preferences(
         else:
             counts.dropped += 1
             counts.long_prompts += not _prompt_fits(prompt, settings)
+
+
+def _pair(
+    pair: RenderedPair,
+    ids: Sequence[Sequence[int]],
+    record: Preference,
+    recordings: Recordings,
+    template: Template,
+) -> tuple[Sample, int]:
+    """Return the sample of a rendered pair, with its recordings, and the tokens of its prompt."""
+    clips = clips_of(record)
+    sample, prompt = assemble_pair(pair, recordings.expand(ids, clips), template, record.score_difference)
+    return recordings.with_clips(sample, clips), prompt
 
 
 def _prompt_fits(prompt: int, settings: TokenizationSettings) -> bool:
@@ -323,7 +388,7 @@ def _fits(sample: Sample, prompt: int, settings: TokenizationSettings) -> bool:
 
 
 def _truncate_prompt(
-    record: Preference, sample: Sample, prompt: int, settings: TokenizationSettings
+    record: Preference, sample: Sample, prompt: int, recordings: Recordings, settings: TokenizationSettings
 ) -> tuple[Sample, int]:
     """Drop as few of the prompt's oldest rounds as makes the pair fit; return the pair and its prompt's length in
     tokens.
@@ -342,7 +407,7 @@ def _truncate_prompt(
         shorter = replace(record, prompt=record.prompt.drop_oldest_rounds(rounds))
         pair = render_pair(template, shorter)
         encoded = tokenizer.encode_batch([part.text for part in pair.segments])
-        return assemble_pair(pair, encoded, template, record.score_difference)
+        return _pair(pair, encoded, shorter, recordings, template)
 
     # The more rounds are dropped, the shorter the pair; if none fits, this drops all that may go.
     return pair_without(
@@ -364,18 +429,38 @@ def _too_long_problem(
 _ENCODERS = {"text": _encode_texts, **dict.fromkeys(PAIR_KINDS, _encode_preferences)}
 
 
+def _refused_problem(source: Source, line: int, error: TemplateRefusedError) -> RecordProblem:
+    return RecordProblem(str(source.path), line, "record", "a dialogue the template takes", str(error))
+
+
 def _no_tokens_problem(source: Source, line: int, field: str, expected: str) -> RecordProblem:
     got = "none: the tokenizer drops every character"
     return RecordProblem(str(source.path), line, field, expected, got, Effect.SKIP)
 
 
-def _truncate_turns(conversation: Conversation, settings: TokenizationSettings) -> Sample | None:
+def _sample(
+    segments: Sequence[Segment],
+    ids: Sequence[Sequence[int]],
+    clips: Sequence[Clip],
+    recordings: Recordings,
+    template: Template,
+) -> Sample:
+    """Return the sample of a rendered dialogue, with its recordings."""
+    return recordings.with_clips(assemble(segments, recordings.expand(ids, clips), template), clips)
+
+
+def _truncate_turns(
+    conversation: Conversation, recordings: Recordings, settings: TokenizationSettings
+) -> Sample | None:
     """Return the sample without as few of the oldest rounds as makes it fit; None if no round with a target fits."""
     assert settings.template is not None
     template, tokenizer = settings.template, settings.tokenizer
 
     def sample_without(rounds: int) -> Sample:
-        return encode_sample(template, tokenizer, conversation.drop_oldest_rounds(rounds))
+        shorter = conversation.drop_oldest_rounds(rounds)
+        segments = template.render(shorter)
+        encoded = tokenizer.encode_batch([segment.text for segment in segments])
+        return _sample(segments, encoded, shorter.clips, recordings, template)
 
     def fits(rounds: int) -> bool:
         return len(sample_without(rounds).input_ids) <= settings.max_seq_len

@@ -17,6 +17,7 @@ from erniekit.data.eval_sampler import source_names
 from erniekit.data.formats.format import Record
 from erniekit.data.formats.problems import RecordProblem
 from erniekit.data.formats.registry import read_records
+from erniekit.data.split import own_records
 from erniekit.data.templates.ernie import Template, encode_prompt
 from erniekit.data.tokenizers.tokenizer import Tokenizer
 from erniekit.inference.answer_metrics import AnswerScores, check_libraries, merge_scores
@@ -158,7 +159,8 @@ def _select_eval_prompts(source: Source, count: int) -> Iterator[EvalPrompt]:
 
 
 def _read_eval_prompts(source: Source) -> Iterator[EvalPrompt]:
-    for item in read_records(source.path, source.kind):
+    records = read_records(source.path, source.kind, media_dir=source.media_dir)
+    for item in own_records(records, source.split):
         if isinstance(item, RecordProblem):  # skipped; the dataset was opened before, and has said so
             continue
         line, record = item

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from erniekit.data.conversation import ASSISTANT, TOOL_ROLES, USER, Conversation, Turn
+from erniekit.data.formats.asr import TEXT_FIELDS, is_asr_record
 from erniekit.data.formats.files import parse_values
+from erniekit.data.formats.media_paths import media_folders
 from erniekit.data.formats.problems import MalformedError, RecordProblem, shorten
+from erniekit.data.formats.recordings import AUDIO_LISTS
 from erniekit.data.formats.registry import FORMATS, parse_record
 from erniekit.data.formats.sharegpt import as_messages
 from erniekit.errors import DataError
@@ -38,16 +41,19 @@ class Prompt:
         return self.conversation.turns[-1].content
 
 
-def read_prompts(path: Path) -> list[Prompt]:
+def read_prompts(path: Path, media_dir: Sequence[str] = ()) -> list[Prompt]:
     """Return all prompts of a file, in order.
 
     A `.jsonl` or `.json` file contains records of any format of dialogues; their last answer may be missing and is not
     shown to the model. Any other file contains a prompt on each line that is not blank.
 
+    Args:
+        media_dir: the folders below which the recordings of records lie; () for the folder of the file.
+
     Raises:
         DataError: the file cannot be read, has no prompt, or is malformed (every bad line is listed).
     """
-    items = list(_records(path) if path.suffix.lower() in JSON_SUFFIXES else _lines(path))
+    items = list(_records(path, media_dir) if path.suffix.lower() in JSON_SUFFIXES else _lines(path))
     problems = [str(item) for item in items if isinstance(item, RecordProblem)]
     if problems:
         hidden = len(problems) - _MAX_SHOWN_PROBLEMS
@@ -73,20 +79,25 @@ def _lines(path: Path) -> Iterator[Prompt | RecordProblem]:
             yield Prompt(number, Conversation((Turn(USER, line.strip()),)))
 
 
-def _records(path: Path) -> Iterator[Prompt | RecordProblem]:
-    yield from parse_values(path, _prompt)
+def _records(path: Path, media_dir: Sequence[str]) -> Iterator[Prompt | RecordProblem]:
+    folders = media_folders(path, media_dir)
+    yield from parse_values(path, lambda line, value: _prompt(line, value, folders))
 
 
-def _prompt(line: int, value: object) -> Prompt:
+def _prompt(line: int, value: object, folders: Sequence[str]) -> Prompt:
     mark = next((mark for mark in _COMPLETERS if isinstance(value, dict) and mark in value), None)
-    if mark is None:
-        raise MalformedError("record", f"an object with one of {', '.join(_COMPLETERS)}", shorten(value))
-    assert isinstance(value, dict)
-    kind, complete = _COMPLETERS[mark]
+    if mark is not None and isinstance(value, dict):
+        kind, complete = _COMPLETERS[mark]
+    elif isinstance(value, dict) and is_asr_record(value):
+        kind, complete = "asr", _completed_transcript
+    else:
+        expected = f"an object with one of {', '.join(_COMPLETERS)}, or with a recording"
+        raise MalformedError("record", expected, shorten(value))
     record, answered = complete(value)
-    conversation = parse_record(FORMATS[kind], record)
+    recordings = {} if kind == "asr" else {name: value[name] for name in AUDIO_LISTS if name in value}
+    conversation = parse_record(FORMATS[kind], {**record, **recordings}, folders)
     assert isinstance(conversation, Conversation)
-    prompt = Conversation(conversation.turns[:-1], conversation.system, conversation.tools)
+    prompt = replace(conversation, turns=conversation.turns[:-1])
     return Prompt(line, prompt, conversation.turns[-1].content if answered else None)
 
 
@@ -135,6 +146,11 @@ def _completed_erniekit(record: dict) -> tuple[dict, bool]:
 def _completed_alpaca(record: dict) -> tuple[dict, bool]:
     answered = bool(record.get("output"))
     return (record if answered else {**record, "output": _PLACEHOLDER_ANSWER}), answered
+
+
+def _completed_transcript(record: dict) -> tuple[dict, bool]:
+    answered = any(record.get(name) for name in TEXT_FIELDS)
+    return (record if answered else {**record, TEXT_FIELDS[0]: _PLACEHOLDER_ANSWER}), answered
 
 
 # By the field that tells a record's format: the format in which its completed form is parsed, and what completes it.

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import paddle
+from paddle import nn
 from paddle.distributed.fleet.utils import recompute
 
 if TYPE_CHECKING:
@@ -40,13 +41,17 @@ class Recompute:
 
     def __call__(self, layer: DecoderLayer, x_BSH: paddle.Tensor, context: BatchContext) -> paddle.Tensor:
         """Run `layer(x_BSH, context)`; in training, from `first_layer` on, without keeping activations."""
-        if not layer.training or not paddle.is_grad_enabled() or layer.layer < self.first_layer:
+        if layer.layer < self.first_layer or _has_no_graph(layer, x_BSH):
             return layer(x_BSH, context)
         if self.granularity == "full_attn":
             return layer(x_BSH, replace(context, run_attention=self._recompute))
         if self.granularity == "core_attn":
             return layer(x_BSH, replace(context, run_core_attention=self._recompute_core_attention))
         return self._recompute(layer, x_BSH, context)
+
+    def whole_layer(self, layer: nn.Layer, x: paddle.Tensor, *others: Any) -> paddle.Tensor:
+        """Run `layer(x, *others)`, a layer of an encoder; in training without keeping activations."""
+        return layer(x, *others) if _has_no_graph(layer, x) else self._recompute(layer, x, *others)
 
     def _recompute(self, function: Callable[..., paddle.Tensor], x: paddle.Tensor, *others: Any) -> paddle.Tensor:
         if x.stop_gradient:
@@ -63,3 +68,10 @@ class Recompute:
         if all(x.stop_gradient for x in inputs):
             return function(*inputs)  # everything before is frozen, and there are no parameters inside
         return recompute(function, *inputs, use_reentrant=self.use_reentrant, preserve_rng_state=False)
+
+
+def _has_no_graph(layer: nn.Layer, x: paddle.Tensor) -> bool:
+    """Return whether a layer keeps nothing for backward anyway: outside of training, or frozen on a frozen input."""
+    if not layer.training or not paddle.is_grad_enabled():
+        return True
+    return x.stop_gradient and all(parameter.stop_gradient for parameter in layer.parameters())

@@ -7,13 +7,14 @@ import time
 from functools import partial
 
 from erniekit.build.adapters import adapter_plan
-from erniekit.build.data import sample_limits, training_dataset, training_sources
+from erniekit.build.data import audio_of_model, sample_limits, training_dataset, training_sources
 from erniekit.build.model import begin, initial_weights, open_model
 from erniekit.config import Config
 from erniekit.data.collate import collate
 from erniekit.data.formats.problems import ProblemList, SkippedRecords, SourceProblems
 from erniekit.data.formats.registry import FORMATS
 from erniekit.data.formats.unused_fields import UnusedFields
+from erniekit.data.media.audio_batch import audio_arrays
 from erniekit.data.templates.ernie import Sample, Template
 from erniekit.data.tokenize import RecordCounts, TokenizationSettings, tokenise
 from erniekit.data.tokenizers.tokenizer import Tokenizer
@@ -56,6 +57,9 @@ def overfit_check(config: Config) -> bool:
     optimizer = build_optimizer(parameters, config.training, num_layers=layers, lora_plus_scale=scale, part_of=parts)
     trained = list(trainable_parameters(parameters).values())
     batch = collate([[sample]], [[0]], tokenizer.pad_id, pairs=sample.pair is not None)
+    audio = audio_of_model(config)
+    if audio is not None:
+        batch = batch.with_arrays(**audio_arrays([[sample]], batch.shape, audio))
     objective = stage_objectives(config).single_batch(config, model, batch)
     floor = LEARNING_RATE_FROM_SCRATCH if weights is None else LEARNING_RATE_FROM_WEIGHTS
     lr = max(config.training.learning_rate, floor)
@@ -105,7 +109,7 @@ def first_sample(config: Config, tokenizer: Tokenizer, template: Template | None
     limits = f"max_seq_len {config.training.max_seq_len:,}"
     if config.applies("max_prompt_len"):
         limits += f" or max_prompt_len {config.dpo.max_prompt_len:,}"
-    settings = TokenizationSettings(tokenizer, template, **sample_limits(config))
+    settings = TokenizationSettings(tokenizer, template, **sample_limits(config), audio=audio_of_model(config))
     if "packed" in config.training.train_dataset_type:
         dataset = training_dataset(config, tokenizer, template)
         return dataset.location(0), dataset.sample(0)

@@ -11,6 +11,7 @@ from erniekit.build.data import (
     count_steps,
     evaluation_dataset,
     evaluation_plan,
+    has_evaluation_data,
     training_dataset,
     training_plan,
 )
@@ -189,7 +190,7 @@ def data_summary(config: Config, dp_world_size: int = 1) -> str:
         plan = training_plan(config, dataset, DataParallelRank(dp_world_size=dp_world_size))
         check_schedule_fits(config.training, count_steps(config, plan))
         blocks += [str(dataset.report), plan.describe(config.training.max_steps, config.training.num_train_epochs)]
-    if config.basic.do_eval and config.evaluation.eval_dataset_path:
+    if config.basic.do_eval and has_evaluation_data(config):
         held_out = evaluation_dataset(config, tokenizer, template)
         batches = evaluation_plan(config, held_out).steps_in_epoch(0)
         blocks.append(f"{held_out.report}\nevaluation: {batches:,} batches")

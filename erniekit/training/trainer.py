@@ -319,7 +319,9 @@ class Trainer:
         elif command.name == "quit":
             self._quit_requested = True
         elif command.name == "eval" and self.run_evaluation is None:
-            logger.info("eval: this run has no held-out data; it needs do_eval: true and eval_dataset_path")
+            logger.info(
+                "eval: this run has no held-out data; it needs do_eval: true and eval_dataset_path or eval_split"
+            )
         elif command.name == "eval":
             self.evaluate()
         elif command.name == "lr":

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,8 +15,13 @@ from erniekit.build import data
 from erniekit.build.data import evaluates, evaluation_dataset, evaluation_plan
 from erniekit.build.model import open_tokenizer
 from erniekit.config import Config
+from erniekit.data.media.clip import AudioInputs
+from erniekit.data.split import Split
 from erniekit.distributed.mesh import SINGLE_PROCESS_MESH
 from erniekit.distributed.topology import Topology
+from erniekit.model.architectures.architecture import EncoderInput
+from erniekit.model.architectures.model_config import ModelConfig
+from erniekit.model.architectures.registry import ARCHITECTURES
 
 
 @pytest.mark.proves("evaluation_strategy", "do_eval")
@@ -51,6 +58,40 @@ def test_rows_of_evaluation_are_formed_as_asked(
         return [batch.samples for step in range(plan.steps_in_epoch(0)) for batch in plan.micro_batches(step)]
 
     assert batches(**values) != batches(packing=values.get("packing", True) or "batch_tokens" not in values)
+
+
+@pytest.mark.proves("eval_split")
+def test_both_parts_of_a_split_come_from_the_training_files(make_config: Callable[..., Config]) -> None:
+    config = make_config(
+        train_dataset_path="a.jsonl,b.jsonl", train_dataset_type="erniekit,alpaca", train_dataset_prob="0.3,0.7",
+        eval_split=0.2, seed=5,
+    )  # fmt: skip
+    training, held_out = data.training_sources(config), data.evaluation_sources(config)
+    assert [source.split for source in training] == [Split(0.2, 5, False)] * 2
+    assert held_out == [replace(source, split=Split(0.2, 5, True)) for source in training]
+    assert data.has_evaluation_data(config) and not data.has_evaluation_data(make_config())
+    assert data.training_sources(make_config())[0].split is None
+
+
+def test_what_the_encoder_of_a_model_takes(make_config: Callable[..., Config], monkeypatch: Any) -> None:
+    config = make_config()
+    assert data.audio_of_model(config) is None
+    listens = EncoderInput(7, 8, 20, 5, lambda frames: frames)
+    family = ARCHITECTURES[ModelConfig.from_folder(Path(config.basic.model_name_or_path)).model_type]
+    monkeypatch.setitem(ARCHITECTURES, family.model_type, replace(family, audio=lambda config: listens))
+    inputs = data.audio_of_model(config)
+    assert inputs is not None and inputs == AudioInputs(*listens)
+    assert (inputs.placeholder_id, inputs.mel_bins, inputs.window_frames, inputs.window_tokens) == (7, 8, 20, 5)
+    tokenizer, template = open_tokenizer(config)
+    assert data.training_dataset(config, tokenizer, template).audio == inputs
+    assert data.data_fingerprint_of(config, tokenizer, template).audio
+
+
+def test_data_can_be_read_with_a_tokenizer_alone(make_config: Callable[..., Config], tmp_path: Path) -> None:
+    for content in (None, {"model_type": "unknown"}):
+        if content is not None:
+            (tmp_path / "config.json").write_text(json.dumps(content))
+        assert data.audio_of_model(make_config(model_name_or_path=str(tmp_path))) is None
 
 
 @pytest.mark.parametrize(

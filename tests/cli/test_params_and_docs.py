@@ -97,7 +97,7 @@ def test_names_of_other_suites_are_explained(capsys: pytest.CaptureFixture[str])
         "compute_dtype": "compute_type   (alias",
         "download_hub": "from_hf_hub: true",
         "pre_alloc_memory": "It has no effect: memory is allocated when tensors need it.",
-        "val_size": "Held-out data is a file of its own: write eval_dataset_path.",
+        "val_size": "Write eval_split, the fraction of the training records that is held out.",
     }.items():
         assert main(["params", name]) == 0
         assert told in capsys.readouterr().out

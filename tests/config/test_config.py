@@ -183,7 +183,8 @@ def test_what_is_required_depends_on_verb_and_values() -> None:
     assert "`train_dataset_path`: is required" in problems(train_dataset_path="")
     Config.from_mapping({"model_name_or_path": "m", "train_dataset_path": "t"}, verb="preview")
     assert "nothing to do" in problems(do_train=False, train_dataset_path="")
-    assert "set `eval_dataset_path`, or `do_eval: false`" in problems(do_eval=True)
+    assert "set `eval_dataset_path` or `eval_split`, or `do_eval: false`" in problems(do_eval=True)
+    load(do_eval=True, eval_split=0.1)
     alone = problems(do_train=False, do_eval=True, evaluation_strategy="no")
     assert "`eval_dataset_path`: evaluation has no data" in alone and "do_eval" not in alone
     load(do_eval=True, evaluation_strategy="no")

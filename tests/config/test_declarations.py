@@ -70,6 +70,7 @@ def _load_alone(file: Path, parameter: Parameter) -> Config:
     beside |= {"save_strategy": "epoch"}
     if parameter.name in ("train_dataset_path", "eval_dataset_path"):
         beside[parameter.name.replace("path", "prob")] = "1"
+    beside = {name: value for name, value in beside.items() if name not in parameter.excludes}
     words = [f"{name}={value}" for name, value in beside.items() if name != parameter.name]
     if parameter.name == "init_from_checkpoint":
         words.append("continue_training=true")

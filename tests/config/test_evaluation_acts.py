@@ -67,6 +67,27 @@ def test_the_files_of_an_evaluation(train: Train, records: Path, tmp_path: Path)
     assert "evaluation has no data" in problems(do_eval=True)
 
 
+@pytest.mark.proves("eval_split")
+def test_records_are_held_out_of_training(train: Train, records: Path) -> None:
+    asked = {"do_eval": True, "eval_steps": 4, "max_evaluate_steps": -1}
+    run = train(**asked, eval_split=0.25)
+    count = len(records.read_text().splitlines())
+    kept = count // 4
+    assert f"0.25 of its records, held out): {kept} records, {kept} kept" in run.said
+    assert f"without the held-out records): {count - kept} records, {count - kept} kept" in run.said
+    assert run.log[-1]["eval_loss"] != train(**asked, eval_dataset_path=str(records)).log[-1]["eval_loss"]
+    assert "`eval_dataset_path` (given values) and `eval_split` (given values) exclude each other" in problems(
+        **asked, eval_split=0.1, eval_dataset_path="e.jsonl"
+    )
+    assert "packed data has rows of several records" in problems(
+        eval_split=0.1, train_dataset_type="packed", train_dataset_path="folder"
+    )
+    assert "no `train_dataset_path` to hold records out of" in problems(
+        do_train=False, do_eval=True, eval_split=0.1, train_dataset_path=None
+    )
+    assert "must be less than 1" in problems(eval_split=1)
+
+
 @pytest.mark.proves("eval_answers")
 def test_so_many_dialogues_are_answered_and_scored(train: Train, records: Path) -> None:
     asked = {"do_eval": True, "eval_dataset_path": str(records), "eval_steps": 4}

@@ -112,7 +112,7 @@ def test_what_the_user_writes_in_our_words_wins_or_contradicts() -> None:
         ("cutoff_len", 2048, "`cutoff_len`: a name of LLaMA-Factory: write `max_seq_len: 2048`"),
         ("sequence_len", 4096, "`sequence_len`: a name of axolotl: write `max_seq_len: 4096`"),
         ("gradient_checkpointing", True, "LLaMA-Factory, axolotl and Transformers: write `recompute: true`"),
-        ("val_size", 0.1, "held-out data is a file of its own: write eval_dataset_path"),
+        ("val_size", 0.1, "write eval_split, the fraction of the training records that is held out"),
         ("input_dir", "data", "indexed .bin/.idx data cannot be read here"),
         ("vit_lr_ratio", 0.9, "it belongs to vision"),
         ("recompute_method", "block", "expected uniform, got block; write recompute: true, and no_recompute_layers"),

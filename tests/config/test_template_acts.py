@@ -14,10 +14,13 @@ from erniekit.build.data import training_dataset
 from erniekit.build.model import open_tokenizer
 from erniekit.cli import main
 from erniekit.config import Config
+from erniekit.data.conversation import Conversation, Turn
+from erniekit.data.media.clip import Clip, ContentClip
 from erniekit.data.templates.ernie import IGNORE_INDEX
 from erniekit.errors import UserError
-from tests.data.published_templates import LLAMA3, QWEN3
+from tests.data.published_templates import LLAMA3, QWEN2_AUDIO, QWEN3
 from tests.data.test_jinja_template import CHATML
+from tests.data.vocabularies import write_tekken
 
 Samples = Callable[..., list[tuple[str, str]]]
 
@@ -87,6 +90,59 @@ def test_a_sample_for_each_answer(samples: Samples) -> None:
     assert samples(QWEN3) == samples(QWEN3, split_multi_turn=True)  # it drops the empty thought of an earlier answer
     with pytest.raises(UserError, match=r"two\.jsonl:1: .*split_multi_turn: false"):
         samples(QWEN3, split_multi_turn=False)
+
+
+def asked(config: Config) -> str:
+    """The prompt of a transcript, as the template of the model's folder writes it."""
+    turn = Turn("user", "", clips=(ContentClip(0, Clip("/a.wav")),))
+    _, template = open_tokenizer(config)
+    assert template is not None
+    return "".join(segment.text for segment in template.render(Conversation((turn,), transcribes=True)))
+
+
+@pytest.fixture
+def asr_config(make_config: Callable[..., Config], tiny_model: Path, tmp_path: Path) -> Callable[..., Config]:
+    def make(**values: Any) -> Config:
+        folder = tmp_path / "model"
+        shutil.copytree(tiny_model, folder, dirs_exist_ok=True)
+        (folder / "chat_template.jinja").write_text(QWEN2_AUDIO.replace("<|im_end|>", "</s>"))
+        return make_config(model_name_or_path=str(folder), **values)
+
+    return make
+
+
+@pytest.mark.proves("asr_prompt", "asr_language")
+def test_the_request_for_a_transcript_has_the_users_words_and_language(
+    asr_config: Callable[..., Config], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert "Transcribe the audio.</s>" in asked(asr_config())
+    assert "In de: </s>" in asked(asr_config(asr_prompt="In {language}: ", asr_language="de"))
+    assert "no effect" not in caplog.text
+    asked(asr_config(asr_language="de"))
+    assert "no effect: asr_language, because asr_prompt does not contain {language}" in caplog.text
+    for wrong in ("German", "d", "de_DE", "DE"):
+        with pytest.raises(UserError, match="asr_language"):
+            asr_config(asr_language=wrong)
+
+
+@pytest.mark.proves("asr_prompt", "asr_language")
+def test_voxtrals_request_takes_the_language_and_no_words(
+    make_config: Callable[..., Config], tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.copytree(tiny_model, tmp_path, dirs_exist_ok=True)
+    for path in tmp_path.glob("*token*"):
+        path.unlink()
+    write_tekken(tmp_path)
+    config = make_config(model_name_or_path=str(tmp_path), asr_language="de", asr_prompt="Write:")
+    assert asked(config).endswith("[/INST]lang:de[TRANSCRIBE]")
+    assert "no effect: asr_prompt" in caplog.text
+
+
+@pytest.mark.proves("asr_prompt", "asr_language")
+def test_requests_without_recordings_have_no_effect(make_config: Callable[..., Config]) -> None:
+    messages = "\n".join(make_config(asr_prompt="Write:", asr_language="en").messages)
+    for name in ("asr_prompt", "asr_language"):
+        assert f"`{name}`" in messages and "no data is of type asr" in messages
 
 
 @pytest.mark.proves("enable_thinking", "chat_template_kwargs")

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from erniekit.config import Config
+from erniekit.data.formats.problems import RecordProblem
 from erniekit.errors import UserError
 from tests.config.observing import tensors
 
@@ -197,6 +199,28 @@ def test_a_format_that_is_not_named_is_recognised_and_told_once(
         f"{path}: read as prompt and completion, which its records look like; "
         "to say so, train_dataset_type: prompt_completion"
     ]
+
+
+@pytest.mark.proves("media_dir")
+def test_recordings_lie_in_the_folders_that_are_named(make_config: Callable[..., Config], tmp_path: Path) -> None:
+    from erniekit.build.data import evaluation_sources, training_sources
+    from erniekit.data.formats.registry import read_records
+
+    (tmp_path / "clips").mkdir()
+    (tmp_path / "clips" / "1.wav").write_bytes(b"RIFF")
+    path = tmp_path / "asr.jsonl"
+    path.write_text(json.dumps({"audio_path": "1.wav", "text": "four"}) + "\n")
+
+    def read(**values: str) -> list[str]:
+        files = {f"{split}_dataset_{what}": value for split in ("train", "eval") for what, value in
+                 (("path", str(path)), ("type", "asr"))}  # fmt: skip
+        config = make_config(**files, **values)
+        sources = [*training_sources(config), *evaluation_sources(config)]
+        items = [item for each in sources for item in read_records(each.path, each.kind, media_dir=each.media_dir)]
+        return [str(item) if isinstance(item, RecordProblem) else item[1].clips[0].path for item in items]
+
+    assert read(media_dir=str(tmp_path / "clips")) == [str(tmp_path / "clips" / "1.wav")] * 2
+    assert all("'1.wav': no such file there (set media_dir" in told for told in read())
 
 
 @pytest.mark.proves("train_dataset_prob")

@@ -34,6 +34,21 @@ QWEN25 = (
     "{%- elif message.role == 'tool' %}" + _QWEN_RESULT + "{%- endif %}{%- endfor %}"
     "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
 )
+# --- Qwen2-Audio: ChatML; a content with recordings is a list of parts, and the recordings are numbered.
+QWEN2_AUDIO = (
+    "{% set ns = namespace(count=0) %}{% for message in messages %}"
+    "{% if loop.first and message.role != 'system' %}"
+    "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n{% endif %}"
+    "<|im_start|>{{ message.role }}\n"
+    "{% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}"
+    "{% if 'audio' in part or 'audio_url' in part or part.type == 'audio' %}{% set ns.count = ns.count + 1 %}"
+    "Audio {{ ns.count }}: <|audio_bos|><|AUDIO|><|audio_eos|>\n"
+    "{% elif 'text' in part %}{{ part.text }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+QWEN2_AUDIO_TOKENS = (
+    "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>",
+)  # fmt: skip
 # --- Qwen3: thoughts only in answers after the last question of a user; the last answer has at least an empty thought.
 QWEN3 = (
     "{%- if tools %}{{- '<|im_start|>system\\n' }}"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -19,7 +20,7 @@ from erniekit.data.formats.unused_fields import (
 def unused_of(write_jsonl):
     def read(records, kind="erniekit"):
         unused = UnusedFields(FORMATS[kind])
-        for _ in read_records(write_jsonl(records), kind, unused):
+        for _ in read_records(write_jsonl(records), kind, unused, media_dir=[str(Path(__file__).parent)]):
             pass
         return unused.found()
 
@@ -38,6 +39,7 @@ RECORDS = {
     "erniekit": {"src": ["s", "q"], "tgt": ["", "a"], "label": [0, 1], "system": "", "is_system": 1},
     "alpaca": {"instruction": "q", "input": "i", "output": "a", "history": [], "system": "s"},
     "messages": {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "weight": 1}]},
+    "asr": {"audio_path": str(Path(__file__)), "text": "a", "language": "en", "start": 0.5, "end": 1, "duration": 0.5},
     "text": {"tgt": "a"},
     "sharegpt": {
         "conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}], "system": "s", "tools": "[]",

@@ -17,8 +17,11 @@ from erniekit.data.formats.registry import FORMATS, PAIR_KINDS, parse_record, re
 DIALOGUE_KINDS = tuple(kind for kind, form in FORMATS.items() if form.records == "dialogues")
 
 
+PROJECT = Path(__file__).parents[2]
+
+
 def parse(kind, **record):
-    return parse_record(FORMATS[kind], record)
+    return parse_record(FORMATS[kind], record, [str(PROJECT)])
 
 
 def refusal(kind, **record):
@@ -159,10 +162,9 @@ def test_text_parts_are_joined():
 @pytest.mark.parametrize(
     ("part", "told"),
     [
-        ({"type": "image_url", "image_url": {"url": "x.png"}}, "got image_url (a vision record; ERNIEKit trains on"),
+        ({"type": "image_url", "image_url": {"url": "x.png"}}, "got image_url (a vision record; ERNIEKit reads texts"),
         ({"type": "image"}, "got image (a vision record;"),
         ({"type": "video"}, "got video (a video record;"),
-        ({"type": "input_audio"}, "got input_audio (an audio record;"),
         ({"type": "file"}, "got {'type': 'file'}"),
         ("text", "got 'text'"),
     ],
@@ -170,7 +172,7 @@ def test_text_parts_are_joined():
 def test_other_parts_are_refused_by_name(part, told):
     messages = [message("user", [{"type": "text", "text": "q"}, part]), message("assistant", "a")]
     refused = refusal("messages", messages=messages)
-    assert refused.startswith("messages[0].content[1]: expected a string or parts of type text, " + told)
+    assert refused.startswith("messages[0].content[1]: expected a string or parts of type text or audio, " + told)
 
 
 @pytest.mark.parametrize(
@@ -245,7 +247,6 @@ def test_erniekit_is_stripped_as_upstream_does():
         ({"images": ["1.png"]}, "images: expected dialogues, got a vision record; ERNIEKit does not read images"),
         ({"image_info": [{"image_url": "1.png"}]}, "images: expected dialogues, got a vision record"),
         ({"videos": ["1.mp4"]}, "videos: expected dialogues, got a video record"),
-        ({"audios": ["1.wav"]}, "audios: expected dialogues, got an audio record"),
         ({"kto_tag": True}, "label: expected dialogues, got a KTO record; ERNIEKit trains pairs of answers"),
         ({"label": False}, "label: expected dialogues, got a KTO record; ERNIEKit trains pairs of answers"),
     ],
@@ -348,6 +349,7 @@ EXAMPLES = {
     "messages": {"messages": [message("user", "q"), message("assistant", "a")]},
     "sharegpt": {"conversations": [says("human", "q"), says("gpt", "a")]},
     "prompt_completion": {"prompt": "q", "completion": "a"},
+    "asr": {"audio_path": "tests/data/conftest.py", "text": "a"},
     "text": {"text": "a"},
     "erniekit preferences": {"src": ["q"], "tgt": [], "response": [["a"], ["b"]], "sort": [1, 0]},
     "alpaca preferences": {"instruction": "q", "input": "", "chosen": "a", "rejected": "b"},
@@ -399,8 +401,8 @@ def test_fields_of_no_format_are_named_once(write_jsonl):
     problem = recognise(write_jsonl([{"question": "q", "answer": "a"}] * 5), "erniekit")
     assert str(problem).endswith(
         "format: expected records of one of the formats erniekit (src, tgt), alpaca (instruction, output), messages "
-        "(messages), sharegpt (conversations), prompt_completion (prompt, completion), got the fields answer, "
-        "question, which no format has"
+        "(messages), sharegpt (conversations), prompt_completion (prompt, completion), asr (audio_path, "
+        "text), got the fields answer, question, which no format has"
     )
 
 
@@ -416,8 +418,10 @@ def test_a_misspelt_field_is_named(record, told):
     assert refusal("erniekit", **record).startswith(told)
 
 
-def test_the_examples_of_the_documentation_are_of_the_formats_that_they_stand_under():
-    text = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
+def test_the_examples_of_the_documentation_are_of_the_formats_that_they_stand_under(tmp_path):
+    (tmp_path / "clips").mkdir()
+    (tmp_path / "clips" / "0001.wav").write_bytes(b"x")
+    text = (PROJECT / "docs" / "data.md").read_text(encoding="utf-8")
     formats = text.partition("\n## Formats\n")[2].partition("\n### Tools\n")[0]
     pairs = text.partition("\n## Preference pairs\n")[2].partition("\n### Long pairs\n")[0]
     shown = []
@@ -425,7 +429,7 @@ def test_the_examples_of_the_documentation_are_of_the_formats_that_they_stand_un
         for name, example in re.findall(r"^`(\w+)`:.*\n\n```json\n(.*)\n```$", section, re.MULTILINE):
             kind = name + suffix
             record = json.loads(example)
-            parse(kind, **record)
+            parse_record(FORMATS[kind], record, [str(tmp_path)])
             assert [other for other, form in FORMATS.items() if form.fits(record)] == [kind]
             shown.append(kind)
     assert shown == list(FORMATS)
@@ -437,7 +441,7 @@ def test_the_names_of_formats_are_those_of_the_parameters():
     names = {form.name for form in FORMATS.values()}
     assert names == set(PARAMETERS["eval_dataset_type"].choices)
     assert names | {"packed"} == set(PARAMETERS["train_dataset_type"].choices)
-    assert len(PAIR_KINDS) == 4 and len(DIALOGUE_KINDS) == 5
+    assert len(PAIR_KINDS) == 4 and len(DIALOGUE_KINDS) == 6
 
 
 def test_brackets_nested_too_deeply_are_a_problem():

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from erniekit.data.conversation import ASSISTANT, USER, Conversation, Turn
+from erniekit.data.media.clip import Clip, ContentClip
 from erniekit.errors import DataError
 from erniekit.inference.prompts import Prompt, read_prompts
 
@@ -65,6 +67,36 @@ def test_the_last_answer_of_a_record_is_wanted(
     assert prompt == Prompt(1, expected, reference)
 
 
+def test_records_with_recordings_are_prompts(tmp_path: Path) -> None:
+    (tmp_path / "1.wav").write_bytes(b"RIFF")
+    clip = Clip(str(tmp_path / "1.wav"))
+    heard = Turn(USER, "", clips=(ContentClip(0, clip),))
+    request = Conversation((heard,), transcribes=True)
+    dialogue = Conversation((replace(heard, content="Q"),))
+    marked = {"role": "user", "content": "<audio>Q"}
+    part = {"role": "user", "content": [{"type": "audio", "path": "1.wav"}, {"type": "text", "text": "Q"}]}
+    records: list[tuple[dict[str, Any], Conversation, str | None]] = [
+        ({"audio_path": "1.wav"}, request, None),
+        ({"audio_path": "1.wav", "text": ""}, request, None),
+        ({"audio": "1.wav", "sentence": "four", "language": "en"}, replace(request, language="en"), "four"),
+        ({"messages": [marked], "audios": ["1.wav"]}, dialogue, None),
+        ({"messages": [part, ANSWER]}, dialogue, "A"),
+        ({"conversations": [{"from": "human", "value": "<audio>Q"}], "audios": ["1.wav"]}, dialogue, None),
+        ({"prompt": "<audio>Q", "audios": ["1.wav"]}, dialogue, None),
+        ({"instruction": "<audio>Q", "audios": ["1.wav"]}, dialogue, None),
+        ({"src": "<audio>Q", "audios": ["1.wav"]}, dialogue, None),
+    ]
+    prompts = read_prompts(jsonl(tmp_path, *(record for record, _, _ in records)))
+    assert prompts == [
+        Prompt(line, expected, reference) for line, (_, expected, reference) in enumerate(records, start=1)
+    ]
+    (tmp_path / "other").mkdir()
+    elsewhere = jsonl(tmp_path / "other", {"audio_path": "1.wav"})
+    assert read_prompts(elsewhere, [str(tmp_path)])[0].conversation == request
+    with pytest.raises(DataError, match=r"audio_path: expected a sound file below .*'1\.wav': no such file there"):
+        read_prompts(elsewhere)
+
+
 def test_every_malformed_line_is_told(tmp_path: Path) -> None:
     path = jsonl(tmp_path, {"src": "Q"}, {"text": "x"}, {"messages": [ANSWER]}, {"src": ["a", "b", "c"], "tgt": ["x"]})
     with pytest.raises(DataError) as caught:
@@ -72,7 +104,7 @@ def test_every_malformed_line_is_told(tmp_path: Path) -> None:
     lines = str(caught.value).splitlines()
     assert [line.split(": ")[0] for line in lines] == [f"{path}:{number}" for number in (2, 3, 4)]
     assert (
-        "one of messages, conversations, src, instruction, prompt" in lines[0]
+        "one of messages, conversations, src, instruction, prompt, or with a recording" in lines[0]
         and "messages[0].role" in lines[1]
         and "tgt" in lines[2]
     )

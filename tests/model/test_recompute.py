@@ -135,3 +135,50 @@ def test_evaluation_computes_every_layer_once():
         layer.register_forward_pre_hook(lambda layer, inputs: counted.append(layer.layer))
     model(*pack(IDS, [24]))
     assert counted == [0, 1]
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_layers_that_keep_nothing_run_once(use_reentrant):
+    """Adapters of the second layer alone: nothing before it has a gradient, so there is no graph to save."""
+    model = tiny_model()
+    add_adapters(model, LoraSettings(2, 4.0, target_modules=("model.layers.1",)), seed=1)
+    model.recompute = Recompute(use_reentrant)
+    calls = Counter()
+    for layer in model.layers:
+        layer.register_forward_pre_hook(lambda layer, inputs: calls.update([layer.layer]))
+    hidden = model(*pack(IDS, [24]))
+    token_loss(model, hidden, paddle.to_tensor(LABELS[None])).loss_sum.backward()
+    assert calls == {0: 1, 1: 2}
+
+
+class _Encoder(paddle.nn.Layer):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.calls = paddle.nn.Linear(3, 3), 0
+
+    def forward(self, x, factor):
+        self.calls += 1
+        return paddle.tanh(self.linear(x)) * factor
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize(("trained", "training", "calls"), [(True, True, 2), (False, True, 1), (True, False, 1)])
+def test_layers_of_encoders_are_recomputed_whole(use_reentrant, trained, training, calls):
+    """Their input, a spectrogram, has no gradient. Frozen ones, and all outside of training, run once."""
+    paddle.seed(3)
+    layer, x = _Encoder(), paddle.ones([2, 3])
+    layer.linear.weight.stop_gradient = layer.linear.bias.stop_gradient = not trained
+    layer.train() if training else layer.eval()
+    plain = layer(x, 2.0)
+    layer.calls = 0
+    again = Recompute(use_reentrant).whole_layer(layer, x, 2.0)
+    np.testing.assert_array_equal(again.numpy(), plain.numpy())
+    assert again.stop_gradient == (not trained)
+    gradients = []
+    for output in (plain, again) if trained else ():
+        output.sum().backward()
+        gradients.append(layer.linear.weight.grad.numpy())
+        layer.clear_gradients()
+    assert layer.calls == calls
+    for gradient in gradients:
+        np.testing.assert_array_equal(gradient, gradients[0])

@@ -265,7 +265,9 @@ def test_evaluation_and_status_change_nothing(tmp_path: Path, logged: list[str])
 
 def test_evaluation_without_data_is_answered(tmp_path: Path, logged: list[str]) -> None:
     fake_trainer(tmp_path, commands=ScriptedCommands(s1=["eval"])).fit(FRESH)
-    assert logged[0] == "eval: this run has no held-out data; it needs do_eval: true and eval_dataset_path"
+    assert (
+        logged[0] == "eval: this run has no held-out data; it needs do_eval: true and eval_dataset_path or eval_split"
+    )
 
 
 class Follower(ReplayedRanks):

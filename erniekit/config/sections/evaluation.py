@@ -22,9 +22,10 @@ class EvaluationParameters:
 
     eval_dataset_path: tuple[str, ...] = parameter(
         (),
-        "The file or files of held-out records; required when `do_eval` evaluates. Several are separated by commas or "
-        "written as a YAML list.",
+        "The file or files of held-out records; required when `do_eval` evaluates, unless `eval_split` holds some out. "
+        "Several are separated by commas or written as a YAML list.",
         kind=PATHS,
+        excludes=("eval_split",),
         needs=when("do_eval"),
         example="data/sft-eval.jsonl",
     )
@@ -43,6 +44,19 @@ class EvaluationParameters:
         minimum=0.0,
         needs=when("do_eval"),
         example="1.0,0.0",
+    )
+    eval_split: float = parameter(
+        0.0,
+        "The fraction of the records of each training file that is held out of training, for data without a file of "
+        "its own for evaluation. `seed` draws one record of each stretch of 1 / `eval_split` records, so that the same "
+        "file and seed hold out the same records in every run, on every rank and in `erniekit eval`. They are held out "
+        "whether `do_eval` evaluates them or not. Records that tell of one another, such as cuts of one recording, are "
+        "not kept together: write a file of them, and name it as `eval_dataset_path`.",
+        minimum=0.0,
+        below=1.0,
+        verbs=("train", "eval"),
+        excludes=("eval_dataset_path",),
+        example=0.1,
     )
     per_device_eval_batch_size: int = parameter(
         Derived(
@@ -213,15 +227,33 @@ def a_threshold_needs_patience(builder: ConfigBuilder) -> None:
         builder.no_effect("early_stopping_threshold", "because early_stopping_patience is 0")
 
 
-@rule("do_eval", "eval_dataset_path", "evaluation_strategy", "do_train")
+@rule("do_eval", "eval_dataset_path", "eval_split", "evaluation_strategy", "do_train")
 def evaluation_needs_data(builder: ConfigBuilder) -> None:
-    """`do_eval: true` needs `eval_dataset_path`, unless `evaluation_strategy` is `no`."""
-    if not builder["do_eval"] or builder["eval_dataset_path"]:
+    """`do_eval: true` needs `eval_dataset_path` or `eval_split`, unless `evaluation_strategy` is `no`."""
+    if not builder["do_eval"] or builder["eval_dataset_path"] or builder["eval_split"]:
         return
     if not builder["do_train"]:
         builder.problem("eval_dataset_path", "evaluation has no data", "name the held-out files here")
     elif builder["evaluation_strategy"] != "no":
-        builder.problem("do_eval", "evaluation has no data", "set `eval_dataset_path`, or `do_eval: false`")
+        builder.problem(
+            "do_eval", "evaluation has no data", "set `eval_dataset_path` or `eval_split`, or `do_eval: false`"
+        )
+
+
+@rule("eval_split", "train_dataset_path", "train_dataset_type", "do_eval", "do_train")
+def a_split_needs_records(builder: ConfigBuilder) -> None:
+    """`eval_split` holds out records of `train_dataset_path`, which are not packed."""
+    if not builder["eval_split"]:
+        return
+    if "packed" in builder["train_dataset_type"]:
+        what = "packed data has rows of several records, so that none can be held out"
+        advice = "write `eval_split` where the data is packed, and name held-out files as `eval_dataset_path` here"
+        builder.problem("eval_split", what, advice)
+    if builder["do_eval"] and not builder["do_train"] and not builder["train_dataset_path"]:
+        builder.problem("eval_split", "there is no `train_dataset_path` to hold records out of", "name it")
+    for name in ("eval_dataset_type", "eval_dataset_prob"):
+        if builder.is_set(name) and builder["do_eval"]:
+            builder.no_effect(name, "because eval_split is set: the held-out records are those of the training files")
 
 
 @rule("evaluation_strategy", "eval_steps", "do_eval")
@@ -278,6 +310,7 @@ SECTION = section(
     aliases=(renamed("load_best", "load_best_model_at_end", "Another name of `load_best_model_at_end`."),),
     rules=(
         evaluation_needs_data,
+        a_split_needs_records,
         eval_steps_need_their_strategy,
         max_evaluate_steps_not_zero,
         evaluation_sources_agree,

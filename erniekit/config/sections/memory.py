@@ -35,7 +35,9 @@ class MemoryParameters:
         False,
         "Keep only the input of each layer in the forward pass and compute the rest again in the backward pass. It "
         "saves most of the activation memory; a step takes at most a third longer, and took 1.09 to 1.13 times as long "
-        "where docs/memory.md measured it. Losses and gradients stay the same.",
+        "where docs/memory.md measured it. Losses and gradients stay the same. The layers of an audio encoder are "
+        "computed again as a whole, whatever `recompute_granularity` and `no_recompute_layers` say of the decoder's; "
+        "frozen layers that keep nothing run once.",
         example=True,
     )
     recompute_granularity: str = parameter(

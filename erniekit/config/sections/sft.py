@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from erniekit.config.parameter import ConfigBuilder, Derived, parameter, rule, section, when
+
+LANGUAGE_CODE = re.compile("[a-z]{2,3}(-[A-Za-z0-9]{2,8})*")  # as records write it, too
 
 
 def _mix_strategy(builder: ConfigBuilder) -> tuple[str, str]:
@@ -85,6 +88,41 @@ class SftParameters:
         stages=("SFT",),
         example=True,
     )
+    asr_prompt: str = parameter(
+        "Transcribe the audio.",
+        "The words that ask for a transcript, after the recording of a record of type `asr`. `{language}` in them "
+        "becomes the language of the record, such as en. Voxtral's request has no words: it names the language, where "
+        "one is known, and ends with a token of its own.",
+        verbs=("train", "eval", "preview"),
+        stages=("SFT",),
+        example="Transcribe the audio. Its language is {language}.",
+    )
+    asr_language: str = parameter(
+        "",
+        "The language of records of type `asr` that name none, as a code such as en. By default the request for the "
+        "transcript names no language, and the model learns to detect it.",
+        verbs=("train", "eval", "preview"),
+        stages=("SFT",),
+        example="en",
+    )
+
+
+@rule("asr_language")
+def languages_are_codes(builder: ConfigBuilder) -> None:
+    """`asr_language` is the code of a language, such as `en` or `zh-CN`; Voxtral takes codes of two letters only."""
+    language = builder["asr_language"]
+    if language and not LANGUAGE_CODE.fullmatch(language):
+        builder.problem("asr_language", f"{language!r} is no code of a language", "write for example `en`")
+
+
+@rule("asr_prompt", "asr_language", "train_dataset_type", "eval_dataset_type")
+def requests_need_recordings(builder: ConfigBuilder) -> None:
+    """`asr_prompt` and `asr_language` have no effect without data of type `asr`."""
+    if "asr" in (*builder["train_dataset_type"], *builder["eval_dataset_type"]):
+        return
+    for name in ("asr_prompt", "asr_language"):
+        if builder.differs(name):
+            builder.no_effect(name, "because no data is of type asr")
 
 
 @rule("mix_strategy", "train_dataset_prob")
@@ -99,5 +137,5 @@ SECTION = section(
     key="sft",
     title="2.1 SFT",
     verbs=("train",),
-    rules=(probabilities_need_mixing,),
+    rules=(probabilities_need_mixing, languages_are_codes, requests_need_recordings),
 )

@@ -14,10 +14,11 @@ from erniekit.config.values import EPOCHS, NUMBERS, PATH, PATHS, TEXTS, WORDS, f
 
 FORMATS = (
     "`erniekit` has `src` and `tgt`, `alpaca` has `instruction`, `input` and `output`, `messages` has OpenAI roles, "
-    "`sharegpt` has `conversations` with `from` and `value`, `prompt_completion` has `prompt` and `completion`, "
-    "`text` is plain text for stage PT. For stage DPO the records of a format are pairs: `erniekit` with `response` "
-    "and `sort`, `alpaca` with `question`, `messages` with `prompt`, `sharegpt` with `conversations`, the latter three "
-    "with `chosen` and `rejected`. If it is left out, a file's first records decide, and the run says so."
+    "`sharegpt` has `conversations` with `from` and `value`, `prompt_completion` has `prompt` and `completion`, `asr` "
+    "has `audio_path`, a recording, and `text`, its transcript, `text` is plain text for stage PT. For stage DPO the "
+    "records of a format are pairs: `erniekit` with `response` and `sort`, `alpaca` with `question`, `messages` with "
+    "`prompt`, `sharegpt` with `conversations`, the latter three with `chosen` and `rejected`. If it is left out, a "
+    "file's first records decide, and the run says so."
 )
 
 
@@ -25,7 +26,7 @@ def source_kinds(*more: str) -> dict[str, Any]:
     """Return the arguments that declare a list of data formats, with `more` choices."""
     return {
         "kind": TEXTS,
-        "choices": ("erniekit", "alpaca", "messages", "sharegpt", "prompt_completion", "text", *more),
+        "choices": ("erniekit", "alpaca", "messages", "sharegpt", "prompt_completion", "asr", "text", *more),
         "spellings": {
             "chatml": "messages",
             "openai": "messages",
@@ -62,6 +63,9 @@ def _fit_stage(builder: ConfigBuilder, name: str) -> None:
         dialogues = sorted(set(plain) - {"text"})
         if dialogues:
             builder.problem(name, f"stage PT cannot read {format_value(dialogues)}", "write `text`, or `stage: SFT`")
+    elif builder.stage.reads_pairs and "asr" in kinds:
+        what = f"stage {builder['stage']} reads pairs of answers, and `asr` has one transcript"
+        builder.problem(name, what, "write `messages` for records of `prompt` with `audios`, `chosen` and `rejected`")
     elif builder.stage.reads_pairs and "prompt_completion" in kinds:
         what = f"stage {builder['stage']} reads pairs of answers, and `prompt_completion` has one answer"
         builder.problem(name, what, "write `messages` for records of `prompt`, `chosen` and `rejected`")
@@ -109,6 +113,15 @@ class TrainingParameters:
         "`erniekit pack` wrote; it must be the only training data, and its rows keep their order.",
         **source_kinds("packed"),
         verbs=DATA_VERBS,
+    )
+    media_dir: tuple[str, ...] = parameter(
+        (),
+        "The folder or folders below which the recordings of training and evaluation records lie; their relative paths "
+        "are relative to it, to the first in which the file is. A path that leaves these folders is refused. Empty "
+        "means the folder of each data file.",
+        kind=PATHS,
+        verbs=("train", "eval", "preview", "generate"),
+        example="/data/recordings",
     )
     train_dataset_prob: tuple[float, ...] = parameter(
         (1.0,),

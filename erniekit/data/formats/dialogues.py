@@ -99,7 +99,7 @@ def parse_prompt_completion(record: dict) -> Conversation:
         assert isinstance(prompt, list)  # parse_messages refuses anything else
         _, all_turns = parse_messages([*prompt, *answer], "prompt + completion", tools=True)
         last_must_be_assistant(all_turns, answer, "completion")
-        read_only = tuple(Turn(turn.role, turn.content, False, turn.fields) for turn in turns)
+        read_only = tuple(Turn(turn.role, turn.content, False, turn.fields, clips=turn.clips) for turn in turns)
         conversation = Conversation(read_only + tuple(all_turns[len(turns) :]), system, parse_tools(record))
         return _with_target(conversation, "completion")
     question = parse_question(prompt, "prompt")

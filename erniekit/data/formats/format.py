@@ -26,6 +26,7 @@ class Format:
         parse: turns a record into its parsed form, or raises MalformedError.
         message_lists: the fields that hold lists of messages in OpenAI's form.
         calls_tools: whether these messages may hold calls of tools and their results.
+        alternatives: groups of fields with the same meaning, of which a record's first counts.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Format:
     parse: Callable[[dict], Record]
     message_lists: tuple[str, ...] = ()
     calls_tools: bool = False
+    alternatives: tuple[tuple[str, ...], ...] = ()
 
 
 @dataclass(frozen=True)

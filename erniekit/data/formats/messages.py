@@ -18,12 +18,14 @@ from erniekit.data.formats.problems import (
     parse_text,
     shorten,
 )
+from erniekit.data.formats.recordings import AUDIO_PARTS, parse_audio_part
+from erniekit.data.media.clip import ContentClip
 
 SYSTEM_ROLES = ("system", "developer")  # OpenAI renamed the first to the second
 TEXT_PARTS = ("text", "input_text", "output_text")  # the types of a content part that holds text
 OWN_PARTS = ("reasoning", "tool_call")  # LLaMA-Factory's types of parts for which messages have fields
-# What other parts of a content hold, by a word in their type: "image_url", "input_audio", "video", ...
-OTHER_PARTS = {"image": "a vision record", "video": "a video record", "audio": "an audio record"}
+# What other parts of a content hold, by a word in their type: "image_url", "video", ...
+OTHER_PARTS = {"image": "a vision record", "video": "a video record"}
 
 # Tools, calls and results: they are checked, and passed to the chat template as written.
 
@@ -107,23 +109,41 @@ def _result_text(content: object, name: str) -> str:
 
 
 def parse_content(value: object, name: str) -> str:
-    """Return the text of a message: a string, or OpenAI's list of parts, whose texts are joined as templates join them.
+    """Return the text of a message that is not the user's; see `parse_user_content`.
 
     Raises:
-        MalformedError: the value is neither, or a part holds an image, a video or sound.
+        MalformedError: the value is no text, or a part holds a recording, an image or a video.
+    """
+    text, clips = parse_user_content(value, name)
+    if clips:
+        raise MalformedError(name, "recordings in messages of the user only", "one in another message")
+    return text
+
+
+def parse_user_content(value: object, name: str) -> tuple[str, tuple[ContentClip, ...]]:
+    """Return the text and the recordings of a message: a string, or OpenAI's list of parts.
+
+    The texts of parts are joined without anything between them, as templates join them.
+
+    Raises:
+        MalformedError: the value is neither, or a part holds an image or a video.
     """
     if not isinstance(value, list):
-        return parse_text(value, name)
-    texts = []
+        return parse_text(value, name), ()
+    text = ""
+    clips = []
     for number, part in enumerate(value):
         kind = part.get("type") if isinstance(part, dict) else None
+        if kind in AUDIO_PARTS:
+            clips.append(ContentClip(len(text), parse_audio_part(part, f"{name}[{number}]")))
+            continue
         if kind not in TEXT_PARTS:
             other = next((what for word, what in OTHER_PARTS.items() if word in str(kind)), None)
-            got = shorten(part) if other is None else f"{kind} ({other}; ERNIEKit trains on text only)"
-            raise MalformedError(f"{name}[{number}]", "a string or parts of type text", got)
+            got = shorten(part) if other is None else f"{kind} ({other}; ERNIEKit reads texts and recordings only)"
+            raise MalformedError(f"{name}[{number}]", "a string or parts of type text or audio", got)
         key = "value" if "text" not in part and "value" in part else "text"  # "value" is LLaMA-Factory's name
-        texts.append(parse_text(part.get(key), f"{name}[{number}].{key}"))
-    return "".join(texts)
+        text += parse_text(part.get(key), f"{name}[{number}].{key}")
+    return text, tuple(clips)
 
 
 def _from_json(text: str, name: str, expected: str) -> Any:
@@ -188,18 +208,22 @@ def _turn(message: dict, field_path: str, previous: Turn | None, tools: bool, *,
         result = tool_result_fields(message, field_path)
         return Turn(role, result["content"], fields=result)
     calls = parse_tool_calls(message, field_path) if tools and role == ASSISTANT else []
-    without_text = calls and message.get("content") is None
-    content = "" if without_text else parse_content(message.get("content"), f"{field_path}.content")
+    clips: tuple[ContentClip, ...] = ()
+    if role == USER:
+        content, clips = parse_user_content(message.get("content"), f"{field_path}.content")
+    else:
+        without_text = calls and message.get("content") is None
+        content = "" if without_text else parse_content(message.get("content"), f"{field_path}.content")
     expected = _expected_roles(previous)
     if role not in expected:
         system_or = "system or " if may_be_system else ""
         raise MalformedError(f"{field_path}.role", f"{system_or}{' or '.join(expected)}", describe_value(role))
     thoughts = _thoughts(message, field_path) if role == ASSISTANT else ""
-    if not content.strip() and not calls:
+    if not content.strip() and not calls and not clips:
         error = NothingToTrainError if role == ASSISTANT else MalformedError
         raise error(f"{field_path}.content", "a text", "an empty string")
     fields = tool_call_fields(message, calls, f"{field_path}.content") if calls else None
-    return Turn(role, content, role == ASSISTANT and _is_trained(message, field_path), fields, thoughts)
+    return Turn(role, content, role == ASSISTANT and _is_trained(message, field_path), fields, thoughts, clips)
 
 
 def _thoughts(message: dict, field_path: str) -> str:

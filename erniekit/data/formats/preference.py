@@ -213,7 +213,7 @@ def _common_prefix_length(some: Sequence[Turn], others: Sequence[Turn]) -> int:
     """Return the number of turns with which both lists begin."""
     count = 0
     for one, other in zip(some, others, strict=False):
-        if (one.role, one.content) != (other.role, other.content):
+        if (one.role, one.content, one.clips) != (other.role, other.content, other.clips):
             break
         count += 1
     return count
@@ -235,7 +235,7 @@ def _given_prompt_length(prompt: object, system: str, common_turns: Sequence[Tur
 
 
 def _without_targets(turns: Sequence[Turn], system: str) -> Conversation:
-    return Conversation(tuple(Turn(turn.role, turn.content) for turn in turns), system)
+    return Conversation(tuple(Turn(turn.role, turn.content, clips=turn.clips) for turn in turns), system)
 
 
 def _pair(

@@ -5,10 +5,18 @@ A new format is one entry of FORMATS, and its name one choice of `train_dataset_
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
+from erniekit.data.formats.asr import (
+    LANGUAGE_FIELDS,
+    RECORDING_FIELDS,
+    STRETCH_FIELDS,
+    TEXT_FIELDS,
+    is_asr_record,
+    parse_asr,
+)
 from erniekit.data.formats.dialogues import (
     parse_alpaca,
     parse_erniekit,
@@ -18,6 +26,7 @@ from erniekit.data.formats.dialogues import (
 )
 from erniekit.data.formats.files import parse_values, read_values
 from erniekit.data.formats.format import Format, Record, RefusedFormat
+from erniekit.data.formats.media_paths import locate_clips, media_folders
 from erniekit.data.formats.preference import (
     parse_alpaca_pair,
     parse_erniekit_pair,
@@ -26,7 +35,9 @@ from erniekit.data.formats.preference import (
     preference_kind,
 )
 from erniekit.data.formats.problems import SCORES, MalformedError, RecordProblem, field_name, shorten
+from erniekit.data.formats.recordings import AUDIO_LISTS, with_recordings
 from erniekit.data.formats.sharegpt import parse_sharegpt
+from erniekit.data.formats.table import hub_cache_folders, is_hub_dataset
 from erniekit.data.formats.unused_fields import BOOKKEEPING_FIELDS, UnusedFields, misspelling
 
 RECOGNISED_RECORDS = 3  # a file's format is judged by so many of its first records
@@ -50,6 +61,8 @@ def _lists(name: str, *fields: str) -> Fits:
 
 
 def _is_plain_text(record: dict) -> bool:
+    if is_asr_record(record):
+        return False
     return isinstance(record.get("text"), str) or record.keys() - BOOKKEEPING_FIELDS == {"tgt"}
 
 
@@ -59,51 +72,57 @@ _IN_CONVERSATIONS = _lists("conversations", "from", "role")
 _FORMATS = (
     Format(
         "erniekit", "ERNIEKit's format", "src, tgt", "dialogues",
-        frozenset({"src", "tgt", "system", "label", "is_system"}),
+        frozenset({"src", "tgt", "system", "label", "is_system", *AUDIO_LISTS}),
         lambda record: _has("src", "tgt")(record) and "response" not in record, parse_erniekit,
     ),
     Format(
         "alpaca", "alpaca", "instruction, output", "dialogues",
-        frozenset({"instruction", "input", "output", "history", "system"}),
+        frozenset({"instruction", "input", "output", "history", "system", *AUDIO_LISTS}),
         _has("instruction", "output"), parse_alpaca,
     ),
     Format(
         "messages", "messages (OpenAI's format)", "messages", "dialogues",
-        frozenset({"messages", "tools", "label"}),
+        frozenset({"messages", "tools", "label", *AUDIO_LISTS}),
         _lists("messages", "role"), parse_messages_record, ("messages",), calls_tools=True,
     ),
     Format(
         "sharegpt", "ShareGPT", "conversations", "dialogues",
-        frozenset({"conversations", "system", "tools"}),
+        frozenset({"conversations", "system", "tools", *AUDIO_LISTS}),
         lambda record: _IN_CONVERSATIONS(record) and not _HAS_ANSWERS(record), parse_sharegpt,
         ("conversations",), calls_tools=True,
     ),
     Format(
         "prompt_completion", "prompt and completion", "prompt, completion", "dialogues",
-        frozenset({"prompt", "completion", "system", "tools"}),
+        frozenset({"prompt", "completion", "system", "tools", *AUDIO_LISTS}),
         _has("prompt", "completion"), parse_prompt_completion, ("prompt", "completion"), calls_tools=True,
+    ),
+    Format(
+        "asr", "recordings and their transcripts (asr)", "audio_path, text", "dialogues",
+        frozenset({*RECORDING_FIELDS, *TEXT_FIELDS, *LANGUAGE_FIELDS, *STRETCH_FIELDS}),
+        is_asr_record, parse_asr, alternatives=(RECORDING_FIELDS, TEXT_FIELDS, LANGUAGE_FIELDS),
     ),
     Format("text", "plain text", "text", "text", frozenset({"text", "tgt"}), _is_plain_text, parse_plain_text),
     Format(
         "erniekit", "ERNIEKit's pairs", "src, response, sort", "pairs",
-        frozenset({"src", "tgt", "response", "sort", "system", "is_system"}),
+        frozenset({"src", "tgt", "response", "sort", "system", "is_system", *AUDIO_LISTS}),
         _has("src", "response"), parse_erniekit_pair,
     ),
     Format(
         "alpaca", "alpaca's pairs", "instruction, chosen, rejected", "pairs",
-        frozenset({"question", "instruction", "input", "history", "system", "chosen", "rejected", *SCORES}),
+        frozenset({"question", "instruction", "input", "history", "system", "chosen", "rejected"})
+        | {*SCORES, *AUDIO_LISTS},
         lambda record: _HAS_ANSWERS(record) and ("question" in record or "instruction" in record), parse_alpaca_pair,
     ),
     Format(
         "messages", "pairs of messages", "prompt, chosen, rejected", "pairs",
-        frozenset({"prompt", "chosen", "rejected", *SCORES}),
+        frozenset({"prompt", "chosen", "rejected", *SCORES, *AUDIO_LISTS}),
         lambda record: _HAS_ANSWERS(record)
         and ("prompt" in record or all(_lists(name, "role")(record) for name in ("chosen", "rejected"))),
         parse_messages_pair, ("prompt", "chosen", "rejected"),
     ),
     Format(
         "sharegpt", "ShareGPT's pairs", "conversations, chosen, rejected", "pairs",
-        frozenset({"conversations", "system", "chosen", "rejected", *SCORES}),
+        frozenset({"conversations", "system", "chosen", "rejected", *SCORES, *AUDIO_LISTS}),
         lambda record: _IN_CONVERSATIONS(record) and _HAS_ANSWERS(record), parse_sharegpt_pair,
         ("conversations", "chosen", "rejected"),
     ),
@@ -134,7 +153,6 @@ REFUSED_FORMATS = (
     RefusedFormat(
         "videos", "a video record", _with_values("videos", "video", "video_info"), "ERNIEKit does not read videos"
     ),
-    RefusedFormat("audios", "an audio record", _with_values("audios", "audio"), "ERNIEKit does not read sound"),
     RefusedFormat(
         "label", "a KTO record", _is_unpaired,
         "ERNIEKit trains pairs of answers (stage DPO), not single answers with a verdict",
@@ -143,7 +161,7 @@ REFUSED_FORMATS = (
 
 
 def read_records(
-    path: str | Path, kind: str, unused: UnusedFields | None = None
+    path: str | Path, kind: str, unused: UnusedFields | None = None, media_dir: Sequence[str] = ()
 ) -> Iterator[tuple[int, Record] | RecordProblem]:
     """Yield (line, record) for every record of a file, in file order, and a problem for each malformed one.
 
@@ -154,11 +172,14 @@ def read_records(
         path: a file (see `files.read_values`), or the name of a data set of the Hugging Face hub.
         kind: one of KINDS.
         unused: counts the fields that the format does not use.
+        media_dir: the folders below which recordings lie; see `media_paths.media_folders`.
     """
     form = FORMATS[kind]
+    in_cache = is_hub_dataset(path) and not media_dir
+    folders = media_folders(path, hub_cache_folders() if in_cache else media_dir)
 
     def parse(line: int, value: object) -> tuple[int, Record]:
-        record = parse_record(form, value)
+        record = parse_record(form, value, folders)
         if unused is not None and isinstance(value, dict):
             unused.add(line, value)
         return line, record
@@ -166,8 +187,11 @@ def read_records(
     yield from parse_values(path, parse)
 
 
-def parse_record(form: Format, value: object) -> Record:
+def parse_record(form: Format, value: object, folders: Sequence[str] | None = None) -> Record:
     """Parse one value of a file.
+
+    Args:
+        folders: below which its recordings lie (see `media_paths.media_folders`); None: the current folder.
 
     Raises:
         MalformedError: it is not a record of this format, or of a kind that ERNIEKit refuses.
@@ -178,7 +202,8 @@ def parse_record(form: Format, value: object) -> Record:
         if refused.fits(value):
             raise MalformedError(refused.field, _CONTENTS[form.records], f"{refused.title}; {refused.reason}")
     try:
-        return form.parse(value)
+        parsed = with_recordings(value, form.parse(value))
+        return locate_clips(parsed, value, media_folders("") if folders is None else folders)
     except MalformedError as error:
         written = misspelling(form, value, error.field) if error.got == "nothing" else None
         if written is None:

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from erniekit.data.formats.problems import RecordProblem
+from erniekit.data.formats.sound_columns import hub_rows, parquet_rows
 
 PARQUET = ".parquet"
 FILE_SUFFIXES = (".json", ".jsonl", ".csv", ".tsv", ".txt", PARQUET)
-BATCH_ROWS = 256
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+(/[\w.-]+)?)?")
 _INSTALL = "pip install 'erniekit[data]'"
 
@@ -46,10 +46,9 @@ def read_parquet_values(path: str | Path) -> Iterator[tuple[int, object] | Recor
     row = 0
     try:
         with ParquetFile(path) as file:
-            for batch in file.iter_batches(BATCH_ROWS):
-                for record in batch.to_pylist():
-                    row += 1
-                    yield row, _without_nulls(record)
+            for record in parquet_rows(path, file):
+                row += 1
+                yield row, _without_nulls(record)
     except (OSError, ArrowException) as error:
         reason = "no such file" if isinstance(error, FileNotFoundError) else str(error).splitlines()[0]
         yield RecordProblem(name, row, "file", "a readable Parquet file", reason)
@@ -66,7 +65,7 @@ def read_hub_values(path: str | Path) -> Iterator[tuple[int, object] | RecordPro
         return
     if not len(table):
         yield RecordProblem(str(path), 0, "data set", "at least one record", "an empty one")
-    for row, record in enumerate(table, start=1):
+    for row, record in enumerate(hub_rows(table), start=1):
         yield row, _without_nulls(record)
 
 
@@ -74,6 +73,16 @@ def hub_files(path: str | Path) -> list[Path]:
     """Return the local files of a data set; [] if it cannot be opened (reading it reports why)."""
     table = _open(str(path))
     return [] if isinstance(table, RecordProblem) else [Path(file["filename"]) for file in table.cache_files]
+
+
+def hub_cache_folders() -> list[str]:
+    """Return the folders of the caches, below which lie the files that a data set names."""
+    try:
+        import datasets
+        from huggingface_hub import constants
+    except ImportError:  # reading the data set reports it
+        return []
+    return [str(constants.HF_HUB_CACHE), str(datasets.config.HF_DATASETS_CACHE)]
 
 
 def _open(name: str) -> Any:

@@ -49,6 +49,9 @@ class UnusedFields:
         """Count the unused fields of one well-formed record."""
         if not record.keys() <= self._known:
             self._count(line, record.keys() - self._known)
+        for alternatives in self._form.alternatives:
+            given = [name for name in alternatives if record.get(name) is not None]
+            self._count(line, set(given[1:]))
         for name in self._form.message_lists:
             messages = record.get(name)
             if isinstance(messages, list):

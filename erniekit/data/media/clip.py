@@ -12,11 +12,12 @@ class Clip:
     """A stretch of a recording.
 
     Attributes:
-        path: of the audio file, absolute; of the Parquet file where the bytes are in one.
+        path: of the audio file, absolute; of the Parquet or Arrow file where the bytes are in one.
         start: seconds from the beginning of the recording.
         end: in seconds, too; None: the end of the recording.
-        row, column: where the bytes of the recording are in a Parquet file: the number of the row, from 0, and the name
-            of the column; -1 and "" for an audio file.
+        row, column: where the bytes of the recording are in such a file: the number of the row, from 0, and the name of
+            the column; -1 and "" for an audio file.
+        duration: of the stretch in seconds, as the record declares it; None: it does not. Only checks compare it.
     """
 
     path: str
@@ -24,6 +25,7 @@ class Clip:
     end: float | None = None
     row: int = -1
     column: str = ""
+    duration: float | None = None
 
 
 class ContentClip(NamedTuple):

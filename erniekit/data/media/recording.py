@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from erniekit.data.media import mpeg, parquet_bytes
+from erniekit.data.media import arrow_bytes, mpeg, parquet_bytes
 from erniekit.data.media.clip import Clip
 from erniekit.data.media.errors import INSTALL, RecordingError, describe_clip
 from erniekit.errors import DataError
@@ -74,18 +74,29 @@ def read_clip(clip: Clip, sampling_rate: int = 16_000) -> np.ndarray:
             or values that are no sound.
         DataError: a package is missing.
     """
-    with _opened(clip) as file:
-        section = _section(clip, file)
-        try:
-            _seek(file, section.first)
-            sound = _resample(_mono_blocks(clip, file, section.frames), section, sampling_rate)
-        except _decoding_errors() as error:
-            raise RecordingError(clip, "a whole recording", f"a damaged or cut off one ({_reason(error)})") from None
+    with decoding(clip) as (section, blocks):
+        sound = _resample((_mean_channel(block) for block in blocks), section, sampling_rate)
     peak = float(np.abs(sound).max())
     if not peak <= MAX_AMPLITUDE:
         got = "NaN or infinity" if not math.isfinite(peak) else f"{peak:,.0f}"
         raise RecordingError(clip, "samples from -1 to 1", f"{got}: were integers stored as floats without scaling?")
     return sound
+
+
+@contextmanager
+def decoding(clip: Clip) -> Iterator[tuple[Section, Iterator[np.ndarray]]]:
+    """Open a clip to decode it: which frames of the file it is, and their blocks, float32[n, channels].
+
+    Raises:
+        RecordingError: as `read_clip`, also while the blocks are read; their values are not looked at.
+    """
+    with _opened(clip) as file:
+        section = _section(clip, file)
+        try:
+            _seek(file, section.first)
+            yield section, _blocks(clip, file, section.frames)
+        except _decoding_errors() as error:
+            raise RecordingError(clip, "a whole recording", f"a damaged or cut off one ({_reason(error)})") from None
 
 
 def _resampled(section: Section, sampling_rate: int) -> int:
@@ -100,9 +111,9 @@ def _opened(clip: Clip) -> Iterator[SoundFile]:
     except (ImportError, OSError) as error:  # OSError: the wheel of this platform has no libsndfile
         raise DataError(f"{describe_clip(clip)}: to read recordings, install soundfile ({INSTALL}): {error}") from None
     try:
-        source = _source(clip)
+        source = recording_source(clip)
         file = soundfile.SoundFile(source)
-    except _decoding_errors() as error:
+    except (_decoding_errors(), TypeError) as error:  # TypeError: a name that ends with .raw has no header for it
         expected = "a recording in a format that libsndfile reads, such as wav, flac, mp3 or ogg"
         raise RecordingError(clip, expected, f"another file ({_reason(error)}): convert it, `{_CONVERT}`") from None
     except OSError as error:
@@ -113,10 +124,15 @@ def _opened(clip: Clip) -> Iterator[SoundFile]:
         yield file
 
 
-def _source(clip: Clip) -> str | BytesIO:
-    """Return what libsndfile opens: the path, or the bytes of a Parquet file's row."""
+def recording_source(clip: Clip) -> str | BytesIO:
+    """Return what libsndfile opens: the path, or the bytes of a Parquet or Arrow file's row.
+
+    Raises:
+        RecordingError: there is no such file or row, it may not be read, or it is empty.
+    """
     if clip.row >= 0:
-        return BytesIO(parquet_bytes.read_bytes(clip))
+        stored = arrow_bytes if clip.path.endswith(".arrow") else parquet_bytes
+        return BytesIO(stored.read_bytes(clip))
     try:
         mode = os.stat(clip.path).st_mode
     except FileNotFoundError:
@@ -133,11 +149,11 @@ def _source(clip: Clip) -> str | BytesIO:
     return clip.path
 
 
-def _decoding_errors() -> tuple[type[Exception], ...]:
-    """Return what soundfile raises; TypeError: it takes a name that ends with .raw for samples without a header."""
+def _decoding_errors() -> type[Exception]:
     from soundfile import SoundFileError
 
-    return (SoundFileError, TypeError)
+    error: type[Exception] = SoundFileError
+    return error
 
 
 def _reason(error: Exception) -> str:
@@ -207,8 +223,8 @@ def _block_frames(file: Any) -> int:
     return max(1, BLOCK_VALUES // file.channels)
 
 
-def _mono_blocks(clip: Clip, file: Any, frames: int) -> Iterator[np.ndarray]:
-    """Yield the next `frames` frames in blocks, float32[n], the mean of all channels.
+def _blocks(clip: Clip, file: Any, frames: int) -> Iterator[np.ndarray]:
+    """Yield the next `frames` frames in blocks, float32[n, channels].
 
     Raises:
         RecordingError: there are fewer.
@@ -219,12 +235,17 @@ def _mono_blocks(clip: Clip, file: Any, frames: int) -> Iterator[np.ndarray]:
         if not len(block):
             break
         left -= len(block)
-        yield block[:, 0] if file.channels == 1 else block.mean(axis=1, dtype=np.float32)
+        yield block
     if left > (MP3_MISSING if file.format == "MP3" else 0):
         got = f"{(frames - left) / file.samplerate:.3f} s: the file is cut off or damaged"
         raise RecordingError(clip, f"{frames / file.samplerate:.3f} s of sound, as the header says", got)
     if left:
-        yield np.zeros(left, np.float32)
+        yield np.zeros((left, 1), np.float32)
+
+
+def _mean_channel(block: np.ndarray) -> np.ndarray:
+    """Return the mean of the channels of float32[n, channels]."""
+    return block[:, 0] if block.shape[1] == 1 else block.mean(axis=1, dtype=np.float32)
 
 
 def _resample(blocks: Iterator[np.ndarray], section: Section, sampling_rate: int) -> np.ndarray:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from erniekit.data.conversation import Conversation
 from erniekit.data.media.clip import PlacedClip
+from erniekit.data.templates.transcription import DEFAULT_REQUEST, Request
 from erniekit.data.tokenizers.tokenizer import Tokenizer
 from erniekit.errors import DataError, ModelFileError
 
@@ -127,6 +128,8 @@ class ErnieTemplate:
                 "tools or tool calls, for which ERNIE-4.5's dialogue format has no place: put a chat_template.jinja "
                 "that takes tools into the model's folder (the Thinking models bring one), or remove these records"
             )
+        if conversation.clips or conversation.transcribes:
+            raise TemplateRefusedError("recordings, for which ERNIE-4.5's dialogue format has no place: remove them")
         if any(turn.thoughts for turn in conversation.turns):
             raise TemplateRefusedError(
                 "reasoning_content, for which ERNIE-4.5's dialogue format has no place: write the thoughts into the "
@@ -136,39 +139,54 @@ class ErnieTemplate:
         return self._render(conversation)
 
     def render_many(self, conversations: Sequence[Conversation]) -> list[list[Segment] | TemplateRefusedError]:
-        results: list[list[Segment] | TemplateRefusedError] = []
-        for conversation in conversations:
-            try:
-                results.append(self.render(conversation))
-            except TemplateRefusedError as error:
-                results.append(error)
-        return results
+        return rendered_or_refused(self, conversations)
 
 
-def chat_template(tokenizer: Tokenizer, variables: Mapping[str, Any] | None = None) -> Template:
-    """Return the template of a model: the jinja one of its folder, or ERNIE-4.5's own if the folder has none.
+def rendered_or_refused(
+    template: Template, conversations: Sequence[Conversation]
+) -> list[list[Segment] | TemplateRefusedError]:
+    """Return what `template.render` returns or raises for each conversation."""
+    results: list[list[Segment] | TemplateRefusedError] = []
+    for conversation in conversations:
+        try:
+            results.append(template.render(conversation))
+        except TemplateRefusedError as error:
+            results.append(error)
+    return results
+
+
+def chat_template(
+    tokenizer: Tokenizer, variables: Mapping[str, Any] | None = None, request: Request = DEFAULT_REQUEST
+) -> Template:
+    """Return the template of a model: the jinja one of its folder; or, if the folder has none, ERNIE-4.5's own, or that
+    of Mistral's models with a Tekken vocabulary.
 
     A jinja template that renders as ERNIE-4.5 does is replaced by ERNIE-4.5's own, which also knows the `</s>` label.
 
     Args:
         variables: further variables of a jinja template, such as `enable_thinking`.
+        request: how transcripts are asked for.
 
     Raises:
-        ModelFileError: no template is there and the tokenizer is not ERNIE's, or the jinja text is broken.
+        ModelFileError: no template is there and the tokenizer is not one of these, or the jinja text is broken.
         DataError: the jinja template cannot be used for training (see JinjaTemplate).
     """
     ernie = ErnieTemplate(tokenizer) if {ErnieTemplate.BEGIN, ErnieTemplate.END} <= tokenizer.control_tokens else None
     if not tokenizer.chat_templates:
-        if ernie is None:
+        if ernie is not None:
+            return ernie
+        if tokenizer.tekken_version is None:
             raise ModelFileError(
                 "the model's folder has no chat template and its tokenizer is not ERNIE-4.5's: put the template into "
                 "chat_template.jinja in that folder"
             )
-        return ernie
+        from erniekit.data.templates.mistral import MistralTemplate  # mistral.py imports this module
+
+        return MistralTemplate(tokenizer, request)
     from erniekit.data.templates.jinja import JinjaTemplate, renders_identically
 
-    jinja_template = JinjaTemplate(tokenizer, variables)
-    if ernie is None or jinja_template.takes_tools or jinja_template.takes_thoughts:
+    jinja_template = JinjaTemplate(tokenizer, variables, request)
+    if ernie is None or jinja_template.takes_tools or jinja_template.takes_thoughts or jinja_template.takes_audio:
         return jinja_template
     return ernie if renders_identically(jinja_template, ernie) else jinja_template
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import replace
 from typing import Any
 
 import jinja2
@@ -13,9 +14,11 @@ import jinja2.nodes
 import jinja2.parser
 
 from erniekit.data.conversation import ASSISTANT, USER, Conversation, Turn
+from erniekit.data.media.clip import Clip
 from erniekit.data.templates.ernie import ErnieTemplate, RewritesTurnsError, Segment, TemplateRefusedError
 from erniekit.data.templates.render_process import RENDER_PROCESS, LimitExceededError
 from erniekit.data.templates.rendering import EndOfTurn, GenerationBlock, compile_template, environment
+from erniekit.data.templates.transcription import DEFAULT_REQUEST, LANGUAGE_FIELD, Request
 from erniekit.data.tokenizers.tokenizer import Tokenizer
 from erniekit.errors import DataError, ModelFileError
 from erniekit.terminal import escape_control_characters
@@ -30,6 +33,7 @@ _PROBE = Conversation(
 )
 _PROBE_CALLS = [{"type": "function", "function": {"name": "f", "arguments": {}}}]
 _MARK = secrets.token_hex(16)  # made anew by every process, so no text contains it
+_AUDIO_PART = {"type": "audio", "audio": "", "audio_url": ""}  # some templates look for one key, some for another
 _VERSION = b"2"  # raise it when the same template and dialogue give other segments
 
 
@@ -64,9 +68,11 @@ class JinjaTemplate:
 
     Args:
         variables: further variables of the template, such as `enable_thinking`.
+        request: how transcripts are asked for.
 
     Attributes:
-        takes_tools, takes_thoughts: whether the template has a place for tools, and for `reasoning_content`.
+        takes_tools, takes_thoughts, takes_audio: whether the template has a place for tools, for `reasoning_content`,
+            and for recordings.
         variable_names: the variables that it expects from outside.
 
     Raises:
@@ -76,9 +82,12 @@ class JinjaTemplate:
 
     end_of_turn_target: int | None = None
 
-    def __init__(self, tokenizer: Tokenizer, variables: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, variables: Mapping[str, Any] | None = None, request: Request = DEFAULT_REQUEST
+    ) -> None:
         assert tokenizer.chat_templates
         self._tokenizer = tokenizer
+        self._request = request
         self._where = str(tokenizer.template_path)
         self._sources = tokenizer.chat_templates
         self._variables = {**tokenizer.special_tokens, **(variables or {})}
@@ -87,6 +96,7 @@ class JinjaTemplate:
         self.takes_tools = "tools" in names[self._tool_source]
         self._takes_calls = any("tool_calls" in source for source in self._sources.values())
         self.takes_thoughts = any("reasoning_content" in source for source in self._sources.values())
+        self.takes_audio = "audio" in self._sources["default"]
         self.variable_names: Set[str] = set().union(*names.values())
         self.fingerprint = self._fingerprint(variables or {})
         self._end_of_turn, ends = self._find_end_of_turn()
@@ -100,6 +110,7 @@ class JinjaTemplate:
         return rendered
 
     def render_many(self, conversations: Sequence[Conversation]) -> list[list[Segment] | TemplateRefusedError]:
+        conversations = [self._worded(each) for each in conversations]
         results: list[list[Segment] | TemplateRefusedError | None] = [self._refusal(each) for each in conversations]
         for name in {self._source_name(each) for each in conversations}:
             chosen = [
@@ -144,10 +155,29 @@ class JinjaTemplate:
                 ("tools", bool(conversation.tools), self.takes_tools),
                 ("tool_calls", any(turn.fields is not None for turn in conversation.turns), self._takes_calls),
                 ("reasoning_content", any(turn.thoughts for turn in conversation.turns), self.takes_thoughts),
+                ("audio", bool(conversation.clips), self.takes_audio),
             )
             if used and not taken
         ]
-        return TemplateRefusedError(self._message(f"it has no place for `{lacking[0]}`")) if lacking else None
+        if lacking:
+            return TemplateRefusedError(self._message(f"it has no place for `{lacking[0]}`"))
+        if any(turn.clips for turn in conversation.turns if turn.role != USER):
+            return TemplateRefusedError("a recording in an answer or a tool's result: only a user's turn may hold one")
+        if conversation.transcribes:
+            return TemplateRefusedError(
+                f"asr_prompt contains {LANGUAGE_FIELD}, and the record names no language: give it a `language`, or "
+                "set asr_language"
+            )
+        return None
+
+    def _worded(self, conversation: Conversation) -> Conversation:
+        """Return a conversation that transcribes with the words of the request behind its recording; unchanged if they
+        name a language that is not known."""
+        words = self._request.words_for(conversation) if conversation.transcribes else None
+        if words is None:
+            return conversation
+        turns = (replace(turn, content=words) if turn.role == USER else turn for turn in conversation.turns)
+        return replace(conversation, turns=tuple(turns), transcribes=False)
 
     def _variable_names(self, source: str) -> set[str]:
         try:
@@ -171,6 +201,8 @@ class JinjaTemplate:
     def _fingerprint(self, variables: Mapping[str, Any]) -> str:
         digest = hashlib.blake2b(_VERSION, digest_size=16)
         digest.update(json.dumps([sorted(self._sources.items()), sorted(variables.items())]).encode())
+        if self._request != DEFAULT_REQUEST:
+            digest.update(json.dumps([self._request.prompt, self._request.language]).encode())
         return digest.hexdigest()
 
     def _find_end_of_turn(self) -> tuple[EndOfTurn, list[str]]:
@@ -232,7 +264,9 @@ def messages_of(conversation: Conversation, tokenizer: Tokenizer) -> list[dict[s
 
 def _message(turn: Turn, tokenizer: Tokenizer) -> dict[str, Any]:
     content = tokenizer.answer_text if turn.role == ASSISTANT else tokenizer.plain_text
-    if turn.fields is None:
+    if turn.clips:
+        message = {"role": turn.role, "content": [_part(part, content) for part in turn.parts]}
+    elif turn.fields is None:
         message = {"role": turn.role, "content": content(turn.content)}
     else:
         fields = {
@@ -241,6 +275,11 @@ def _message(turn: Turn, tokenizer: Tokenizer) -> dict[str, Any]:
         }
         message = {"role": turn.role, **fields}
     return {**message, "reasoning_content": tokenizer.plain_text(turn.thoughts)} if turn.thoughts else message
+
+
+def _part(part: str | Clip, guard: Callable[[str], str]) -> dict[str, Any]:
+    """Return a part of a content as templates of models that listen expect it, without the recording's path."""
+    return {"type": "text", "text": guard(part)} if isinstance(part, str) else dict(_AUDIO_PART)
 
 
 def _guarded(value: Any, guard: Callable[[str], str]) -> Any:

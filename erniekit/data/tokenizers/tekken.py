@@ -81,6 +81,22 @@ class TekkenBackend:
         return self._model.decode([number - self._offset for number in ids])
 
 
+def dialogue_version(folder: Path) -> int | None:
+    """Return the version of Mistral's dialogue format that a folder's tekken.json names, such as 13 for "v13"; None
+    without this file.
+
+    Raises:
+        ModelFileError: the file names no version.
+    """
+    path = folder / TEKKEN_FILE
+    if not path.is_file():
+        return None
+    try:
+        return _version(read_json_object(path))
+    except _FieldError as error:
+        raise ModelFileError(f"{path}: {error}") from None
+
+
 class _FieldError(Exception):
     """A field of the file has another value than expected; the text says which."""
 
@@ -104,6 +120,14 @@ def _checked(values: dict[str, Any]) -> tuple[str, int, list[str], dict[bytes, i
     return pattern, size, _special_tokens(values, special), _ranks(vocabulary[: size - special])
 
 
+def _version(values: dict[str, Any]) -> int:
+    config = values.get("config")
+    version = config.get("version") if isinstance(config, dict) else None
+    if not isinstance(version, str) or not re.fullmatch(r"v\d{1,4}", version):
+        raise _FieldError(f'config.version: expected a version such as "v7", got {version!r:.80}')
+    return int(version[1:])
+
+
 def _count(config: dict[str, Any], name: str) -> int:
     value = config.get(name)
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
@@ -115,8 +139,7 @@ def _special_tokens(values: dict[str, Any], number: int) -> list[str]:
     """Return the texts of the special tokens; the places that the file does not name are reserved."""
     listed = values.get("special_tokens")
     if listed is None:
-        version = str(values["config"].get("version"))
-        if not re.fullmatch(r"v\d{1,4}", version) or int(version[1:]) > LAST_VERSION_WITHOUT_LIST:
+        if _version(values) > LAST_VERSION_WITHOUT_LIST:
             raise _FieldError(
                 f"special_tokens: missing, which only files up to v{LAST_VERSION_WITHOUT_LIST} may leave out"
             )

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,6 +25,7 @@ from erniekit.data.tokenizers.files import (
     read_settings,
     special_tokens,
 )
+from erniekit.data.tokenizers.tekken import TekkenBackend, dialogue_version
 from erniekit.errors import ModelFileError
 from erniekit.manifest import refuse_changed
 
@@ -133,6 +135,11 @@ class Tokenizer:
         match = self._control_pattern.search(text) if self._control_pattern else None
         return match.group() if match else None
 
+    @cached_property
+    def tekken_version(self) -> int | None:
+        """The version of Mistral's dialogue format that the folder's tekken.json names; None without this file."""
+        return dialogue_version(self._folder)
+
     def _named_id(self, name: str) -> int | None:
         text = self.special_tokens.get(name)
         return None if text is None else self._backend.token_id(text)
@@ -182,8 +189,6 @@ def _backend(folder: Path, settings: dict[str, Any], template_text: str) -> Back
         raise ModelFileError(f"{folder}: no such model folder")
     if not (folder / TOKENIZER_FILE).is_file():
         if (folder / TEKKEN_FILE).is_file():
-            from erniekit.data.tokenizers.tekken import TekkenBackend
-
             return TekkenBackend(folder)
         model_file = next((name for name in SENTENCEPIECE_FILES if (folder / name).is_file()), None)
         if model_file is not None:

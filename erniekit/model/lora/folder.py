@@ -75,22 +75,29 @@ def _hub_id(base: str, revision: Any) -> str:
 
 
 def peft_config(
-    settings: LoraSettings, targets: Sequence[str], linears: Sequence[str], base: str, rank_factor: int = 1
+    settings: LoraSettings,
+    targets: Sequence[str],
+    linears: Sequence[str],
+    base: str,
+    rank_factor: int = 1,
+    towers: tuple[str, ...] = (),
 ) -> dict[str, Any]:
     """Return `adapter_config.json` for adapters on `targets`, among all linear layers of the model.
 
     Args:
+        towers: the prefixes of paths that lie in encoders and projectors.
         base: the base model, a folder or a hub id, which may end with "@revision".
         rank_factor: how many times larger the stored rank is than that in training; the scaling stays the same.
     """
     growth = rank_factor**0.5 if settings.rslora else rank_factor
+    targeted, excluded = target_names(targets, linears, towers)
     name, _, revision = (base, "", "") if Path(base).is_absolute() else base.partition("@")
     return {
         **_NEUTRAL,
         "alpha_pattern": {key: _number(alpha * growth) for key, alpha in settings.alpha_pattern.items()},
         "auto_mapping": None,
         "base_model_name_or_path": name,
-        "exclude_modules": None,
+        "exclude_modules": excluded or None,
         "inference_mode": True,
         "init_lora_weights": True,
         "layers_pattern": None,
@@ -101,18 +108,27 @@ def peft_config(
         "r": settings.rank * rank_factor,
         "rank_pattern": {key: rank * rank_factor for key, rank in settings.rank_pattern.items()},
         "revision": revision or None,
-        "target_modules": target_names(targets, linears),
+        "target_modules": targeted,
         "task_type": "CAUSAL_LM",
         "use_dora": settings.dora,
         "use_rslora": settings.rslora,
     }
 
 
-def target_names(targets: Sequence[str], linears: Sequence[str]) -> list[str]:
-    """Return the last words of the targets' paths if they identify exactly the targets, otherwise full paths."""
+def target_names(
+    targets: Sequence[str], linears: Sequence[str], towers: tuple[str, ...] = ()
+) -> tuple[list[str], list[str]]:
+    """Return what PEFT calls `target_modules` and `exclude_modules`, which together name exactly the targets.
+
+    The first are the last words of the targets' paths, if these name further layers in encoders and projectors only,
+    which are then excluded; otherwise full paths. transformers 5 calls the decoder of a model with an encoder
+    otherwise than its files do, so full paths of its layers would name nothing there.
+    """
     words = {_last_word(path) for path in targets}
-    named = {path for path in linears if _last_word(path) in words}
-    return sorted(words if named == set(targets) else targets)
+    others = {path for path in linears if _last_word(path) in words} - set(targets)
+    if others and not all(path.startswith(towers) for path in others):
+        return sorted(targets), []
+    return sorted(words), sorted(others)
 
 
 def _last_word(path: str) -> str:

@@ -117,7 +117,9 @@ def write_adapters(
     folder, settings = Path(folder), adapters.settings
     folder.mkdir(parents=True, exist_ok=True)
     factor = 2 if settings.init == PISSA else 1
-    config = peft_config(settings, list(adapters.factors), list(adaptable_linears(model_config)), base_model, factor)
+    towers = tuple(tower.prefix for tower in model_config.architecture.towers)
+    linears = list(adaptable_linears(model_config))
+    config = peft_config(settings, list(adapters.factors), linears, base_model, factor, towers)
     config_path = folder / ADAPTER_CONFIG_FILE
     config_path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     tensors = {

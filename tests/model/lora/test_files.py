@@ -82,9 +82,14 @@ def test_names_and_shapes_are_those_of_peft(folder):
 
 def test_target_names_are_short_where_they_can_be():
     linears = ["a.0.q_proj", "a.1.q_proj", "a.0.up_proj", "b.proj.0"]
-    assert target_names(["a.0.q_proj", "a.1.q_proj"], linears) == ["q_proj"]
-    assert target_names(["a.0.q_proj"], linears) == ["a.0.q_proj"]
-    assert target_names(["a.0.up_proj", "b.proj.0"], linears) == ["b.proj.0", "up_proj"]
+    assert target_names(["a.0.q_proj", "a.1.q_proj"], linears) == (["q_proj"], [])
+    assert target_names(["a.0.q_proj"], linears) == (["a.0.q_proj"], [])
+    assert target_names(["a.0.up_proj", "b.proj.0"], linears) == (["b.proj.0", "up_proj"], [])
+    linears = ["tower.0.q_proj", "tower.0.fc1", *linears]
+    assert target_names(["a.0.q_proj", "a.1.q_proj"], linears, ("tower.",)) == (["q_proj"], ["tower.0.q_proj"])
+    assert target_names(["a.0.q_proj"], linears, ("tower.",)) == (["a.0.q_proj"], [])
+    assert target_names(["tower.0.q_proj"], linears, ("tower.",)) == (["tower.0.q_proj"], [])
+    assert target_names(["tower.0.fc1"], linears, ("tower.",)) == (["fc1"], [])
 
 
 def test_a_relative_base_lies_beside_the_adapters_or_where_the_command_runs(folder, monkeypatch):

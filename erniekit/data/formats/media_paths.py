@@ -1,0 +1,109 @@
+"""Find the files of the recordings that a record names. They must lie below the folders of `media_dir`."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from erniekit.data.conversation import Conversation, Preference
+from erniekit.data.formats.format import Record
+from erniekit.data.formats.problems import MalformedError, shorten
+from erniekit.data.media.clip import Clip
+
+
+def media_folders(path: str | Path, media_dir: Sequence[str] = ()) -> tuple[str, ...]:
+    """Return the folders below which the recordings of a data file lie, without symbolic links.
+
+    Args:
+        path: of the data file, whose folder it is by default.
+        media_dir: the folders that the user has set.
+    """
+    return tuple(os.path.realpath(os.path.expanduser(folder)) for folder in media_dir or (os.path.dirname(path),))
+
+
+def locate_clips(record: Record, value: dict, folders: Sequence[str]) -> Record:
+    """Return a record whose clips have absolute paths of files that exist.
+
+    Nothing is opened: the file is looked up, and reading it tells what is wrong with its sound.
+
+    Args:
+        value: what the record was parsed from, in which a problem names the field.
+        folders: a relative path belongs to the first of them that has such a file.
+
+    Raises:
+        MalformedError: a path leaves the folders, or is not that of a file.
+    """
+    if isinstance(record, Preference):
+        return replace(record, prompt=_located(record.prompt, value, folders)) if record.prompt.clips else record
+    return _located(record, value, folders) if isinstance(record, Conversation) and record.clips else record
+
+
+def _located(dialogue: Conversation, value: dict, folders: Sequence[str]) -> Conversation:
+    turns = [
+        replace(turn, clips=tuple(found._replace(clip=_locate(found.clip, value, folders)) for found in turn.clips))
+        for turn in dialogue.turns
+    ]
+    return replace(dialogue, turns=tuple(turns))
+
+
+def _locate(clip: Clip, value: dict, folders: Sequence[str]) -> Clip:
+    if clip.row >= 0:  # in the data file itself
+        return clip
+    below = " or ".join(folders)
+    advice = "set media_dir to the folder of the recordings"
+    reason = f"no such file there ({advice}, if they lie elsewhere)"
+    for folder in folders:
+        path = os.path.join(folder, clip.path)  # that is clip.path, if it is absolute
+        try:
+            real = _real_path(path)
+            if not any(real.startswith(os.path.join(each, "")) for each in folders):
+                reason = f"which lies elsewhere ({advice})"
+                continue
+            status = os.stat(real)
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            continue
+        problem = _file_problem(status)
+        if problem is None:
+            return replace(clip, path=real)
+        reason = problem
+    field = _place_of(clip.path, value) or "audio"
+    raise MalformedError(field, f"a sound file below {below}", f"{shorten(clip.path, 100)}: {reason}")
+
+
+def _file_problem(status: os.stat_result) -> str | None:
+    if stat.S_ISDIR(status.st_mode):
+        return "a folder"
+    if not stat.S_ISREG(status.st_mode):
+        return "a pipe, device or socket"
+    return None if status.st_size else "an empty file"
+
+
+def _real_path(path: str) -> str:
+    folder, name = os.path.split(path)
+    here = os.path.join(_real_folder(folder), name)
+    return os.path.realpath(here) if name in ("", ".", "..") or os.path.islink(here) else here
+
+
+@lru_cache(maxsize=1024)  # recordings share folders, and each part of a path is looked up
+def _real_folder(path: str) -> str:
+    return os.path.realpath(path)
+
+
+def _place_of(text: str, value: Any) -> str | None:
+    """Return the field in which a text stands, such as "messages[0].content[1].path"."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in inner:
+        name = str(key) if isinstance(value, dict) else f"[{key}]"
+        if item == text:
+            return name
+        if (rest := _place_of(text, item)) is not None:
+            return f"{name}{rest}" if rest.startswith("[") else f"{name}.{rest}"
+    return None

@@ -1,0 +1,264 @@
+"""Samples with recordings: from records over the token cache and the plan to the arrays of batches."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from erniekit.data.conversation import Conversation, Source, Turn
+from erniekit.data.dataset import Dataset, open_dataset, open_packed_dataset
+from erniekit.data.eval_sampler import EvaluationPlan
+from erniekit.data.formats.format import Format
+from erniekit.data.formats.registry import FORMATS
+from erniekit.data.loader import deserialize_batches, deserialize_index, prefetch, serialize_batches, serialize_index
+from erniekit.data.media.clip import Clip, ContentClip
+from erniekit.data.packed import DataFingerprint, write_packed
+from erniekit.data.sampler import StepPlan
+from erniekit.data.token_cache import MANIFEST
+from erniekit.errors import DataError
+from tests.data.recordings import ListeningTemplate, audio_inputs, write_recording
+
+PLAN = {"max_seq_len": 64, "packing": True, "greedy": True, "window": 16, "batch_size": 1, "accumulation": 2}
+
+
+def parse_spoken(record: dict) -> Conversation:
+    clips = tuple(ContentClip(0, Clip(path)) for path in record["paths"])
+    return Conversation((Turn("user", record.get("asked", ""), clips=clips), Turn("assistant", record["text"], True)))
+
+
+@pytest.fixture
+def spoken(monkeypatch) -> None:
+    form = Format(
+        "spoken", "spoken", "paths, text", "dialogues", frozenset({"paths", "text", "asked"}),
+        lambda record: "paths" in record, parse_spoken,
+    )  # fmt: skip
+    monkeypatch.setitem(FORMATS, "spoken", form)
+
+
+@pytest.fixture
+def open_spoken(spoken, tokenizer, write_jsonl, tmp_path) -> Callable[..., Dataset]:
+    def open_(records: list, name: str = "data.jsonl", **options) -> Dataset:
+        source = Source(write_jsonl(records, name), "spoken")
+        options = {"max_seq_len": 64, "cache_dir": tmp_path / "cache", "audio": audio_inputs(tokenizer)} | options
+        return open_dataset([source], tokenizer, ListeningTemplate(tokenizer), **options)
+
+    return open_
+
+
+@pytest.fixture
+def records(tmp_path) -> list[dict]:
+    """Seven records: recordings of 0.05 to 0.35 s, one of two recordings and one without."""
+    paths = [
+        str(write_recording(tmp_path / "sound" / f"{number}.wav", 0.05 * number, pitch=200 * number))
+        for number in range(1, 8)
+    ]
+    spoken = [{"paths": [path], "text": f"number {number}"} for number, path in enumerate(paths[:5])]
+    return [{"paths": [], "asked": "Why?", "text": "because"}, *spoken, {"paths": paths[5:], "text": "two at once"}]
+
+
+def arrays_equal(one: dict, other: dict) -> bool:
+    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
+
+
+def test_the_cache_gives_back_what_was_built(open_spoken, records):
+    built, opened = open_spoken(records), open_spoken(records)
+    for number in range(len(records)):
+        sample = opened.sample(number)
+        assert sample.clips == built.sample(number).clips
+        assert [each.clip.path for each in sample.clips] == records[number]["paths"]
+        for each in sample.clips:
+            own = sample.input_ids[each.place : each.place + each.tokens]
+            assert (own == opened.audio.placeholder_id).all() and each.tokens == opened.audio.clip_tokens(each.length)
+    assert opened.fingerprint == built.fingerprint
+
+
+def test_the_report_says_how_much_is_heard(open_spoken, records):
+    (source,) = open_spoken(records).report.sources
+    assert (source.audio.clips, round(source.audio.seconds, 2)) == (7, 1.4)
+    assert re.search(r"7 recordings, 1\.4 seconds of sound \(38 tokens, 27\.1 tokens a second\)", str(source.audio))
+    assert str(source.audio) in str(open_spoken(records).report)
+
+
+def test_a_cache_of_text_is_as_it_always_was(open_spoken, make_source, tokenizer, template, tmp_path):
+    """Without recordings no file is added, and without an encoder the name of the folder does not change."""
+    source = make_source([{"src": "a", "tgt": "b"}])
+    open_dataset([source], tokenizer, template, max_seq_len=64, cache_dir=tmp_path / "text")
+    (folder,) = (tmp_path / "text").iterdir()
+    arrays = ("input_ids", "labels", "offsets", "lines", "chosen", "rejected", "score_differences")
+    assert sorted(path.name for path in folder.iterdir()) == sorted([MANIFEST, *(f"{name}.bin" for name in arrays)])
+    manifest = json.loads((folder / MANIFEST).read_text())
+    assert manifest["version"] == 4 and set(manifest["facts"]) == {"counts", "unused_fields", "skipped"}
+    assert set(manifest["bytes"]) == set(arrays)
+    assert re.fullmatch(r"[0-9a-f]{32}-4", folder.name)
+
+
+def test_a_changed_recording_is_measured_again(open_spoken, records):
+    before = open_spoken(records)
+    path = Path(records[1]["paths"][0])
+    write_recording(path, 0.3)
+    after = open_spoken(records)
+    assert (before.sample(1).clips[0].length, after.sample(1).clips[0].length) == (800, 4800)
+    assert after.fingerprint != before.fingerprint
+
+
+def test_moved_data_goes_on(tokenizer, spoken, write_jsonl, tmp_path):
+    """The same records and recordings elsewhere are the same run; the cache of one place is not used in another."""
+    found = []
+    for place in ("here", "there"):
+        path = write_recording(tmp_path / place / "one.wav", 0.1)
+        file = tmp_path / place / "data.jsonl"
+        file.write_text(json.dumps({"paths": ["one.wav"], "text": "one"}) + "\n")
+        form = replace(
+            FORMATS["spoken"], parse=lambda record, of=path.parent: parse_spoken(
+                record | {"paths": [str(of / name) for name in record["paths"]]}
+            )
+        )  # fmt: skip
+        FORMATS["spoken"] = form
+        dataset = open_dataset(
+            [Source(file, "spoken")], tokenizer, ListeningTemplate(tokenizer),
+            max_seq_len=64, cache_dir=tmp_path / "cache", audio=audio_inputs(tokenizer),
+        )  # fmt: skip
+        assert dataset.sample(0).clips[0].clip.path == str(path)
+        found.append(dataset.fingerprint)
+    assert found[0] == found[1]
+
+
+def test_problems_of_recordings_name_the_line(open_spoken, records, tmp_path):
+    (tmp_path / "sound" / "text.wav").write_text("this is no sound")
+    bad = [records[1], {"paths": [str(tmp_path / "sound" / "text.wav")], "text": "a"}, records[2]]
+    bad.append({"paths": [str(tmp_path / "missing.wav")], "text": "b"})
+    with pytest.raises(DataError) as told:
+        open_spoken(bad)
+    assert re.search(
+        r"data\.jsonl:2: .*text\.wav: expected .*\n.*data\.jsonl:4: .*missing\.wav: expected", str(told.value)
+    )
+    assert "on_bad_record: skip" in str(told.value)
+    kept = open_spoken(bad, on_bad_record="skip")
+    assert [kept.line(number) for number in range(len(kept))] == [1, 3]
+    assert kept.report.sources[0].skipped == 2
+
+
+def test_a_model_without_an_encoder_refuses_recordings(open_spoken, records):
+    with pytest.raises(DataError, match=r"data\.jsonl:2: record: expected text, got a recording, but the model"):
+        open_spoken(records, audio=None)
+    assert len(open_spoken(records[:1], audio=None)) == 1
+
+
+def test_long_recordings_follow_over_length_policy(open_spoken, records, tmp_path):
+    long = {"paths": [str(write_recording(tmp_path / "long.wav", 3.0))], "text": "too long"}
+    dataset = open_spoken([*records, long])
+    assert len(dataset) == len(records) and dataset.report.sources[0].dropped == 1
+    with pytest.raises(DataError, match=r"data\.jsonl:8: length: expected at most 64 tokens \(max_seq_len\), got"):
+        open_spoken([*records, long], over_length="error")
+
+
+def test_batches_have_the_arrays_of_their_recordings(open_spoken, records):
+    dataset = open_spoken(records)
+    plan = StepPlan(dataset, **PLAN)
+    heard = 0
+    for step in range(plan.steps_in_epoch(0)):
+        for batch in plan.micro_batches(step):
+            arrays = batch.arrays
+            placeholders = batch.input_ids == dataset.audio.placeholder_id
+            assert ((arrays["audio_states"] >= 0) == placeholders).all()
+            clips = [each for row in batch.samples for index in row for each in dataset.sample(index).clips]
+            assert arrays["audio_features"].shape[1:] == (8, 20) and arrays["audio_features"].dtype == np.float32
+            assert arrays["audio_frames"].sum() == sum(-(-each.length // 160) for each in clips)
+            heard += len(clips)
+    assert heard == 7
+    padding = plan.padding().arrays
+    assert padding["audio_features"].shape == (0, 8, 20) and (padding["audio_states"] == -1).all()
+
+
+@pytest.mark.parametrize(
+    "options", [{"packing": False, "batch_tokens": 64}, {"multiple_of": 8}, {"batch_size": 3}], ids=str
+)
+def test_every_way_to_make_batches_places_the_states(open_spoken, records, options):
+    dataset = open_spoken(records)
+    plan = StepPlan(dataset, **PLAN | options)
+    states = 0
+    for step in range(plan.steps_in_epoch(0)):
+        for batch in plan.micro_batches(step):
+            placeholders = batch.input_ids == dataset.audio.placeholder_id
+            assert ((batch.arrays["audio_states"] >= 0) == placeholders).all()
+            states += int(placeholders.sum())
+    assert states == dataset.report.sources[0].audio.tokens
+
+
+def test_threads_and_a_later_start_give_the_same_batches(open_spoken, records):
+    plan = StepPlan(open_spoken(records), **PLAN)
+    alone = list(prefetch(plan, 0, workers=0, stop=6))
+    ahead = list(prefetch(plan, 0, workers=3, stop=6))
+    resumed = list(prefetch(StepPlan(open_spoken(records), **PLAN), 4, workers=2, stop=6))
+    for one, other in zip([*alone, *alone[4:]], [*ahead, *resumed], strict=True):
+        for batch, same in zip(one, other, strict=True):
+            assert batch.samples == same.samples and arrays_equal(dict(batch.arrays), dict(same.arrays))
+
+
+def test_features_are_made_by_the_threads(open_spoken, records, monkeypatch):
+    seen = set()
+    from erniekit.data import sampler
+
+    read = sampler.audio_arrays
+    monkeypatch.setattr(sampler, "audio_arrays", lambda *parts: (seen.add(threading.get_ident()), read(*parts))[1])
+    list(prefetch(StepPlan(open_spoken(records), **PLAN), 0, workers=1, stop=2))
+    assert seen and threading.get_ident() not in seen
+
+
+def test_a_rank_that_embeds_nothing_reads_no_sound(open_spoken, records, monkeypatch):
+    plan = StepPlan(open_spoken(records), **PLAN, embeds=False)
+    monkeypatch.setattr("erniekit.data.sampler.audio_arrays", None)
+    assert not any(name.startswith("audio") for batch in plan.micro_batches(0) for name in batch.arrays)
+
+
+def test_a_recording_that_vanishes_is_told_with_its_record(open_spoken, records):
+    dataset = open_spoken(records)
+    os.unlink(records[3]["paths"][0])
+    with pytest.raises(DataError, match=r"data\.jsonl:4: .*3\.wav"):
+        for batches in prefetch(StepPlan(dataset, **PLAN), 0, workers=2, stop=3):
+            del batches
+
+
+def test_evaluation_reads_recordings_too(open_spoken, records):
+    plan = EvaluationPlan(
+        open_spoken(records), **{k: v for k, v in PLAN.items() if k != "accumulation"}, dp_world_size=2
+    )
+    batches = [batch for _, batch in plan.local_steps(plan.steps_in_epoch(0))]
+    assert all("audio_features" in batch.arrays for batch in batches)
+
+
+def test_another_rank_gets_the_arrays_and_makes_padding(open_spoken, records):
+    dataset = open_spoken(records)
+    sent = StepPlan(dataset, **PLAN).micro_batches(0)
+    received = deserialize_batches(serialize_batches(sent))
+    assert all(arrays_equal(dict(one.arrays), dict(two.arrays)) for one, two in zip(sent, received, strict=True))
+    message = serialize_index(dataset)
+    json.dumps(message.metadata)
+    index = deserialize_index(message, dataset.audio)
+    assert StepPlan(index, **PLAN).padding().arrays["audio_features"].shape == (0, 8, 20)
+    assert str(index.report) == str(dataset.report)
+
+
+def test_a_packed_folder_keeps_the_recordings(open_spoken, records, tokenizer, tmp_path):
+    dataset = open_spoken(records)
+    made_with = DataFingerprint(tokenizer.fingerprint, "listening", pairs=False, audio="an encoder")
+    packs = StepPlan(dataset, **PLAN).packs(0)
+    write_packed(tmp_path / "packed", dataset, packs, made_with)
+    options = {"max_seq_len": 64, "pad_id": tokenizer.pad_id, "audio": dataset.audio}
+    packed = open_packed_dataset(tmp_path / "packed", made_with, **options)
+    for number, member in enumerate(packs.members):
+        assert packed.sample(number).clips == dataset.sample(int(member)).clips
+    assert packed.report.sources[0].audio == dataset.report.sources[0].audio
+    with pytest.raises(DataError, match="packed with another audio encoder"):
+        open_packed_dataset(tmp_path / "packed", replace(made_with, audio=""), **options)
+    write_recording(Path(records[1]["paths"][0]), 0.3)
+    with pytest.raises(DataError, match="its recordings have been changed, moved or removed"):
+        open_packed_dataset(tmp_path / "packed", made_with, **options)
