@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -53,7 +54,7 @@ def read_chunks(path: Path, longest: int, sampling_rate: int) -> Iterator[Chunk]
         borders = chunk_borders(sound, longest, sampling_rate)
         if not last:
             del borders[-1]  # more may follow the sound behind it
-        for first, stop in zip(borders, borders[1:], strict=False):
+        for first, stop in pairwise(borders):
             clip = Clip(name, (start + first) / sampling_rate, (start + stop) / sampling_rate)
             yield Chunk(clip, sound[first:stop])
         if last:
