@@ -13,6 +13,7 @@ import numpy as np
 
 from erniekit.data.conversation import Source, check_probabilities
 from erniekit.data.formats.files import file_problem
+from erniekit.data.formats.media_paths import media_folders
 from erniekit.data.formats.problems import ProblemList, RecordProblem, SkippedRecords, SourceProblems
 from erniekit.data.formats.registry import FORMATS, PAIR_KINDS
 from erniekit.data.formats.table import hub_files, is_hub_dataset
@@ -454,8 +455,8 @@ def _place(source: Source, settings: TokenizationSettings) -> str:
     where the model reads none. Not of the samples: a run may go on with the same data in another place."""
     if settings.audio is None:
         return ""
-    folder = str(Path(source.path).resolve().parent)
-    return "-" + hashlib.blake2b(folder.encode(), digest_size=4).hexdigest()
+    folders = media_folders(source.path, source.media_dir)
+    return "-" + hashlib.blake2b(repr(folders).encode(), digest_size=4).hexdigest()
 
 
 def _check_split(dataset: Dataset) -> None:

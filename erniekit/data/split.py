@@ -12,7 +12,11 @@ from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from typing import NamedTuple, TypeVar
 
+from erniekit.data.conversation import Source
+from erniekit.data.formats.format import Record
 from erniekit.data.formats.problems import RecordProblem
+from erniekit.data.formats.registry import read_records
+from erniekit.data.formats.unused_fields import UnusedFields
 
 Numbered = TypeVar("Numbered")
 
@@ -40,6 +44,11 @@ class Split(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.fraction:.3g} of its records, held out" if self.held_out else "without the held-out records"
+
+
+def read_part(source: Source, unused: UnusedFields | None = None) -> Iterator[tuple[int, Record] | RecordProblem]:
+    """Yield (line, record) for every record of a source, and a problem for each malformed one; see `read_records`."""
+    return own_records(read_records(source.path, source.kind, unused, source.media_dir), source.split)
 
 
 def own_records(items: Iterable[Numbered | RecordProblem], split: Split | None) -> Iterator[Numbered | RecordProblem]:

@@ -15,14 +15,14 @@ from erniekit.data.formats.problems import (
     RecordProblem,
     SourceProblems,
 )
-from erniekit.data.formats.registry import FORMATS, PAIR_KINDS, read_records, recognise
+from erniekit.data.formats.registry import FORMATS, PAIR_KINDS, recognise
 from erniekit.data.formats.unused_fields import UnusedFields
 from erniekit.data.media.clip import AudioInputs, Clip
 from erniekit.data.media.errors import RecordingError, describe_clip
 from erniekit.data.overlong import character_limit, count_characters, last_rounds
 from erniekit.data.pairs import RenderedPair, assemble_pair, render_pair, render_pairs
 from erniekit.data.placeholders import NO_ENCODER, TEXT_ONLY, Recordings, clips_of, measure
-from erniekit.data.split import own_records
+from erniekit.data.split import read_part
 from erniekit.data.templates.ernie import (
     Sample,
     Segment,
@@ -145,8 +145,7 @@ def _blocks(
     """Yield records in blocks limited by number and by characters."""
     block: list[NumberedRecord] = []
     characters = 0
-    records = read_records(source.path, source.kind, unused, source.media_dir)
-    for item in own_records(records, source.split):
+    for item in read_part(source, unused):
         if isinstance(item, RecordProblem):
             problems.add(item)
             counts.read += item.line > 0

@@ -20,6 +20,7 @@ from erniekit.distributed.replicated import ReplicatedParameterSync
 from erniekit.distributed.sharding.stage import SLICE_PREFIX, ShardingStrategy
 from erniekit.distributed.topology import AXES, BATCH_AXES
 from erniekit.model.architectures.architecture import Architecture
+from erniekit.model.architectures.plain_decoder import EMBEDDING
 from erniekit.model.architectures.sharding import Placement
 from erniekit.model.local_tensors import FullTensors, LocalTensors
 from erniekit.training.collectives import forward_backward_no_pipelining, forward_only_no_pipelining
@@ -27,7 +28,6 @@ from erniekit.training.gradients import fill_missing_gradients, squared_norm
 from erniekit.training.objectives.forward import Forward, HeadResult, Loss, MicroBatchLoss
 
 BeginMicroBatch = Callable[[int], None]
-EMBEDDING = "model.embed_tokens.weight"
 
 
 class LayoutRanks:
@@ -66,8 +66,9 @@ class LayoutRanks:
         self._architecture = architecture
         self.rank, self.layout = mesh.rank, layout or {"ranks": mesh.topology.world_size}
         self.num_forward_batches = pipeline.num_forward_batches if pipeline else 1
-        tied = pipeline is not None and pipeline.embedding_group is not None and EMBEDDING in parameters
-        self._tied_embedding = parameters[EMBEDDING].name if tied else None  # the first and the last stage have it
+        embedding = architecture.file_name(EMBEDDING)
+        tied = pipeline is not None and pipeline.embedding_group is not None and embedding in parameters
+        self._tied_embedding = parameters[embedding].name if tied else None  # the first and the last stage have it
         self._placements = {parameter.name: self._placement(name) for name, parameter in parameters.items()}
         self._reduced_in_backward: set[str] = set()  # added up in the backward pass
         if sum_in_backward and mesh.topology.sequence_parallel:

@@ -202,7 +202,7 @@ def shapes_on_pp_stage(
             return weight.layer in layers
         if weight.in_tower:
             return first
-        if name == EMBEDDING:
+        if name == model.architecture.file_name(EMBEDDING):
             return first or (last and model.tie_word_embeddings)
         return last
 

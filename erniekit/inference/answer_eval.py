@@ -17,10 +17,9 @@ from erniekit.data.conversation import ASSISTANT, Conversation, Preference, Sour
 from erniekit.data.eval_sampler import source_names
 from erniekit.data.formats.format import Record
 from erniekit.data.formats.problems import RecordProblem
-from erniekit.data.formats.registry import read_records
 from erniekit.data.media.errors import RecordingError
 from erniekit.data.placeholders import EncodedPrompt, encode_prompt_with_clips
-from erniekit.data.split import own_records
+from erniekit.data.split import read_part
 from erniekit.data.templates.ernie import Template
 from erniekit.data.tokenizers.tokenizer import Tokenizer
 from erniekit.inference.answer_metrics import AnswerScores, check_libraries, merge_scores
@@ -176,8 +175,7 @@ def _select_eval_prompts(source: Source, count: int) -> Iterator[EvalPrompt]:
 
 
 def _read_eval_prompts(source: Source) -> Iterator[EvalPrompt]:
-    records = read_records(source.path, source.kind, media_dir=source.media_dir)
-    for item in own_records(records, source.split):
+    for item in read_part(source):
         if isinstance(item, RecordProblem):  # skipped; the dataset was opened before, and has said so
             continue
         line, record = item

@@ -104,9 +104,11 @@ def initial_weight(name: str, shape: tuple[int, ...], config: ModelConfig, seed:
     """Return the initial value of the weight with this Hugging Face name and shape, float32."""
     if name.endswith("bias"):  # a router's correction bias, too
         return np.zeros(shape, np.float32)
-    constant = config.architecture.weight_info(name).rule.initial
-    if constant is not None:
-        return np.full(shape, constant, np.float32)
+    initial = config.architecture.weight_info(name).rule.initial
+    if callable(initial):
+        return initial(shape)
+    if initial is not None:
+        return np.full(shape, initial, np.float32)
     digest = hashlib.sha256(name.encode()).digest()
     generator = np.random.Generator(np.random.PCG64([seed, int.from_bytes(digest[:8], "little")]))
     values = generator.standard_normal(shape, np.float32)

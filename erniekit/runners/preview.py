@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 
 from erniekit.build.checks import check_dense_mask, dense_mask_size
 from erniekit.build.data import (
     DataParallelRank,
+    audio_of_model,
     count_steps,
     evaluation_dataset,
     evaluation_plan,
+    evaluation_sources,
     has_evaluation_data,
     training_dataset,
     training_plan,
+    training_sources,
 )
 from erniekit.build.model import open_tokenizer
 from erniekit.build.preflight import preflight
 from erniekit.config import Config
 from erniekit.data.batch import Batch
 from erniekit.data.dataset import Dataset
+from erniekit.data.media.clip import PlacedClip
+from erniekit.data.media.errors import describe_clip
+from erniekit.data.recording_report import check_recordings
 from erniekit.data.templates.ernie import IGNORE_INDEX
 from erniekit.data.tokenizers.tokenizer import Tokenizer
+from erniekit.errors import DataError
 from erniekit.terminal import escape_control_characters
 from erniekit.training.optim.schedules import check_schedule_fits
 
@@ -62,10 +69,11 @@ def render_batch(
             location = escape_control_characters(dataset.location(index))
             heading = f"--- {what[:-1]} {number}: {location}, positions {start:,}-{end - 1:,}, {targets}"
             lines.append(_styled(f"{heading} targets", HEADING, color))
+            spoken = _decoder(tokenizer, dataset, dataset.sample(index).clips)
             if pair is None:
-                lines.append(_document(batch, tokenizer, row, start, end, color))
+                lines.append(_document(batch, spoken, row, start, end, color))
             else:
-                lines += _pair(batch, tokenizer, row, start, parts, color)
+                lines += _pair(batch, spoken, row, start, parts, color)
         if len(spans) > documents:
             lines.append(_styled(f"--- and {len(spans) - documents} more {what}", HEADING, color))
     return "\n".join(lines)
@@ -79,12 +87,37 @@ def _legend(what: str, color: bool) -> str:
     return "trained text is green, what is only read is dim"
 
 
-def _pair(batch: Batch, tokenizer: Tokenizer, row: int, start: int, answers: list[slice], color: bool) -> list[str]:
+def _decoder(tokenizer: Tokenizer, dataset: Dataset, clips: Sequence[PlacedClip]) -> Callable[[list[int]], str]:
+    """A function that decodes the tokens of a sample from left to right: all placeholders of a clip become its name."""
+    left = iter(clips)
+    audio = dataset.audio
+
+    def decode(tokens: list[int]) -> str:
+        parts = []
+        for sound, own in groupby(tokens, key=lambda token: audio is not None and token == audio.placeholder_id):
+            run = list(own)
+            if not sound or audio is None:
+                parts.append(tokenizer.decode(run, skip_special_tokens=False))
+                continue
+            count = 0
+            while count < len(run):
+                clip = next(left)
+                count += clip.tokens
+                seconds = clip.length / audio.sampling_rate
+                parts.append(f"<{describe_clip(clip.clip)}: {seconds:.2f} s, {clip.tokens:,} tokens>")
+        return escape_control_characters("".join(parts))
+
+    return decode
+
+
+def _pair(
+    batch: Batch, decode: Callable[[list[int]], str], row: int, start: int, answers: list[slice], color: bool
+) -> list[str]:
     """The prompt, as both answers read it, and each answer behind its name."""
     prompt = batch.input_ids[row, start : answers[0].start + 1].tolist()
-    lines = [_styled(escape_control_characters(tokenizer.decode(prompt, skip_special_tokens=False)), READ, color)]
+    lines = [_styled(decode(prompt), READ, color)]
     for name, part, style in zip(("chosen", "rejected"), answers, (TRAINED, REJECTED), strict=True):
-        answer = _document(batch, tokenizer, row, part.start, part.stop, color, beginning=False, trained_style=style)
+        answer = _document(batch, decode, row, part.start, part.stop, color, beginning=False, trained_style=style)
         lines.append(_styled(f"{name}: ", HEADING, color) + answer)
     return lines
 
@@ -109,7 +142,7 @@ def _pairs(batch: Batch, row: int, dataset: Dataset) -> Iterator[tuple[int, int]
 
 def _document(
     batch: Batch,
-    tokenizer: Tokenizer,
+    decode: Callable[[list[int]], str],
     row: int,
     start: int,
     end: int,
@@ -120,7 +153,7 @@ def _document(
 ) -> str:
     parts = []
     for trained, tokens in groupby(_tokens(batch, row, start, end, beginning), key=lambda pair: pair[0]):
-        text = escape_control_characters(tokenizer.decode([token for _, token in tokens], skip_special_tokens=False))
+        text = decode([token for _, token in tokens])
         if color:
             parts.append(_styled(text, trained_style if trained else READ, color))
         else:
@@ -174,6 +207,8 @@ def preview(config: Config, *, rows: int = 1, documents: int = 8, color: bool = 
 def data_summary(config: Config, dp_world_size: int = 1) -> str:
     """Counts of every data file that the configuration reads, packing, and the exact number of steps.
 
+    All recordings are decoded, to name those that are silent, overloaded, broken off or too long.
+
     What only the data can tell is checked: whether the schedule fits the steps, and a dense mask into memory.
 
     Args:
@@ -182,15 +217,42 @@ def data_summary(config: Config, dp_world_size: int = 1) -> str:
     Raises:
         UserError: the tokenizer or the data cannot be used.
     """
+    heard = _listen(config)
+    try:
+        return "\n".join([_opened_summary(config, dp_world_size), *heard])
+    except DataError as error:
+        raise DataError("\n".join([str(error), *heard])) from None
+
+
+def _listen(config: Config) -> list[str]:
+    """Lines about all recordings of the data: which are suspicious, and the totals."""
+    audio = audio_of_model(config)
+    if audio is None:
+        return []
+    sources = training_sources(config) if _reads_training(config) else []
+    sources += evaluation_sources(config) if _reads_evaluation(config) else []
+    files = [source for source in sources if source.kind != "packed"]
+    return check_recordings(files, audio, config.training.max_seq_len).lines()
+
+
+def _reads_training(config: Config) -> bool:
+    return config.basic.do_train or config.verb == "preview"
+
+
+def _reads_evaluation(config: Config) -> bool:
+    return config.basic.do_eval and has_evaluation_data(config)
+
+
+def _opened_summary(config: Config, dp_world_size: int) -> str:
     tokenizer, template = open_tokenizer(config)
     blocks: list[str] = []
     dataset = held_out = None
-    if config.basic.do_train or config.verb == "preview":
+    if _reads_training(config):
         dataset = training_dataset(config, tokenizer, template)
         plan = training_plan(config, dataset, DataParallelRank(dp_world_size=dp_world_size))
         check_schedule_fits(config.training, count_steps(config, plan))
         blocks += [str(dataset.report), plan.describe(config.training.max_steps, config.training.num_train_epochs)]
-    if config.basic.do_eval and has_evaluation_data(config):
+    if _reads_evaluation(config):
         held_out = evaluation_dataset(config, tokenizer, template)
         batches = evaluation_plan(config, held_out).steps_in_epoch(0)
         blocks.append(f"{held_out.report}\nevaluation: {batches:,} batches")

@@ -71,16 +71,16 @@ def frozen(model: ModelConfig, words: Any, **values: Any) -> frozenset[str]:
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        ("", set()),
-        ("freeze_audio", {"audio"}),
-        ("freeze_audio freeze_aligner", {"audio", "aligner"}),
-        ("freeze_lm, freeze_audio", {"llm", "audio"}),
-        (["freeze_llm", "freeze_aligner"], {"llm", "aligner"}),
+        ("", ""),
+        ("freeze_audio", "audio"),
+        ("freeze_audio freeze_aligner", "aligner audio"),
+        ("freeze_lm, freeze_audio", "audio llm"),
+        (["freeze_llm", "freeze_aligner"], "aligner llm"),
     ],
     ids=str,
 )
-def test_words_name_parts(words: Any, parts: set[str], listener: ModelConfig) -> None:
-    assert frozen(listener, words) == parts
+def test_words_name_parts(words: Any, parts: str, listener: ModelConfig) -> None:
+    assert frozen(listener, words) == set(parts.split())
 
 
 @pytest.mark.parametrize(

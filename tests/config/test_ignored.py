@@ -75,7 +75,7 @@ def _told(name: str, reader: Any) -> str:
 def test_a_reader_that_ignores_returns_the_default(tool: ModuleType) -> None:
     readers = {reader.path: reader for _, reader in tool.readers_of([ALGORITHM])}
     assert _told(ALGORITHM, readers[READER]) == "None nf4\n"  # and others read what was written
-    assert _told(ALGORITHM, readers["erniekit/build/checks.py"]) == "nf4 nf4\n"
+    assert _told(ALGORITHM, readers["erniekit/build/notes.py"]) == "nf4 nf4\n"
     elsewhere = type(readers[READER])(READER, 1, 0, 1, 3)
     assert "no expression stands at [(1, 0, 1, 3)]" in _told(ALGORITHM, elsewhere)
 

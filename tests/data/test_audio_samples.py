@@ -13,13 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from erniekit.data.conversation import Conversation, Source, Turn
+from erniekit.data.conversation import Source
 from erniekit.data.dataset import Dataset, open_dataset, open_packed_dataset
 from erniekit.data.eval_sampler import EvaluationPlan
-from erniekit.data.formats.format import Format
-from erniekit.data.formats.registry import FORMATS
 from erniekit.data.loader import deserialize_batches, deserialize_index, prefetch, serialize_batches, serialize_index
-from erniekit.data.media.clip import Clip, ContentClip
 from erniekit.data.packed import DataFingerprint, write_packed
 from erniekit.data.sampler import StepPlan
 from erniekit.data.token_cache import MANIFEST
@@ -29,24 +26,16 @@ from tests.data.recordings import ListeningTemplate, audio_inputs, write_recordi
 PLAN = {"max_seq_len": 64, "packing": True, "greedy": True, "window": 16, "batch_size": 1, "accumulation": 2}
 
 
-def parse_spoken(record: dict) -> Conversation:
-    clips = tuple(ContentClip(0, Clip(path)) for path in record["paths"])
-    return Conversation((Turn("user", record.get("asked", ""), clips=clips), Turn("assistant", record["text"], True)))
+def spoken(paths: list[str], text: str, asked: str = "") -> dict:
+    """A record of the type messages: recordings, then a question, and the answer."""
+    question = {"role": "user", "content": "<audio>" * len(paths) + asked}
+    return {"messages": [question, {"role": "assistant", "content": text}], "audios": paths}
 
 
 @pytest.fixture
-def spoken(monkeypatch) -> None:
-    form = Format(
-        "spoken", "spoken", "paths, text", "dialogues", frozenset({"paths", "text", "asked"}),
-        lambda record: "paths" in record, parse_spoken,
-    )  # fmt: skip
-    monkeypatch.setitem(FORMATS, "spoken", form)
-
-
-@pytest.fixture
-def open_spoken(spoken, tokenizer, write_jsonl, tmp_path) -> Callable[..., Dataset]:
+def open_spoken(tokenizer, write_jsonl, tmp_path) -> Callable[..., Dataset]:
     def open_(records: list, name: str = "data.jsonl", **options) -> Dataset:
-        source = Source(write_jsonl(records, name), "spoken")
+        source = Source(write_jsonl(records, name), "messages")
         options = {"max_seq_len": 64, "cache_dir": tmp_path / "cache", "audio": audio_inputs(tokenizer)} | options
         return open_dataset([source], tokenizer, ListeningTemplate(tokenizer), **options)
 
@@ -60,8 +49,8 @@ def records(tmp_path) -> list[dict]:
         str(write_recording(tmp_path / "sound" / f"{number}.wav", 0.05 * number, pitch=200 * number))
         for number in range(1, 8)
     ]
-    spoken = [{"paths": [path], "text": f"number {number}"} for number, path in enumerate(paths[:5])]
-    return [{"paths": [], "asked": "Why?", "text": "because"}, *spoken, {"paths": paths[5:], "text": "two at once"}]
+    one_each = [spoken([path], f"number {number}") for number, path in enumerate(paths[:5])]
+    return [spoken([], "because", "Why?"), *one_each, spoken(paths[5:], "two at once")]
 
 
 def arrays_equal(one: dict, other: dict) -> bool:
@@ -73,7 +62,7 @@ def test_the_cache_gives_back_what_was_built(open_spoken, records):
     for number in range(len(records)):
         sample = opened.sample(number)
         assert sample.clips == built.sample(number).clips
-        assert [each.clip.path for each in sample.clips] == records[number]["paths"]
+        assert [each.clip.path for each in sample.clips] == records[number]["audios"]
         for each in sample.clips:
             own = sample.input_ids[each.place : each.place + each.tokens]
             assert (own == opened.audio.placeholder_id).all() and each.tokens == opened.audio.clip_tokens(each.length)
@@ -102,28 +91,22 @@ def test_a_cache_of_text_is_as_it_always_was(open_spoken, make_source, tokenizer
 
 def test_a_changed_recording_is_measured_again(open_spoken, records):
     before = open_spoken(records)
-    path = Path(records[1]["paths"][0])
+    path = Path(records[1]["audios"][0])
     write_recording(path, 0.3)
     after = open_spoken(records)
     assert (before.sample(1).clips[0].length, after.sample(1).clips[0].length) == (800, 4800)
     assert after.fingerprint != before.fingerprint
 
 
-def test_moved_data_goes_on(tokenizer, spoken, write_jsonl, tmp_path):
+def test_moved_data_goes_on(tokenizer, tmp_path):
     """The same records and recordings elsewhere are the same run; the cache of one place is not used in another."""
     found = []
     for place in ("here", "there"):
         path = write_recording(tmp_path / place / "one.wav", 0.1)
         file = tmp_path / place / "data.jsonl"
-        file.write_text(json.dumps({"paths": ["one.wav"], "text": "one"}) + "\n")
-        form = replace(
-            FORMATS["spoken"], parse=lambda record, of=path.parent: parse_spoken(
-                record | {"paths": [str(of / name) for name in record["paths"]]}
-            )
-        )  # fmt: skip
-        FORMATS["spoken"] = form
+        file.write_text(json.dumps({"audio_path": "one.wav", "text": "one"}) + "\n")
         dataset = open_dataset(
-            [Source(file, "spoken")], tokenizer, ListeningTemplate(tokenizer),
+            [Source(file, "asr")], tokenizer, ListeningTemplate(tokenizer),
             max_seq_len=64, cache_dir=tmp_path / "cache", audio=audio_inputs(tokenizer),
         )  # fmt: skip
         assert dataset.sample(0).clips[0].clip.path == str(path)
@@ -133,17 +116,18 @@ def test_moved_data_goes_on(tokenizer, spoken, write_jsonl, tmp_path):
 
 def test_problems_of_recordings_name_the_line(open_spoken, records, tmp_path):
     (tmp_path / "sound" / "text.wav").write_text("this is no sound")
-    bad = [records[1], {"paths": [str(tmp_path / "sound" / "text.wav")], "text": "a"}, records[2]]
-    bad.append({"paths": [str(tmp_path / "missing.wav")], "text": "b"})
+    (tmp_path / "sound" / "cut.wav").write_bytes(Path(records[5]["audios"][0]).read_bytes()[:1000])
+    bad = [records[1], spoken(["sound/text.wav"], "a"), records[2], spoken(["sound/cut.wav"], "b")]
+    bad.append(spoken(["missing.wav"], "c"))
     with pytest.raises(DataError) as told:
         open_spoken(bad)
-    assert re.search(
-        r"data\.jsonl:2: .*text\.wav: expected .*\n.*data\.jsonl:4: .*missing\.wav: expected", str(told.value)
-    )
-    assert "on_bad_record: skip" in str(told.value)
+    lines = str(told.value).splitlines()
+    for number, name in ((2, "text.wav"), (4, "cut.wav"), (5, "missing.wav")):
+        assert any(re.search(rf"data\.jsonl:{number}: .*expected", line) and name in line for line in lines[:3])
+    assert "on_bad_record: skip" in lines[-1]
     kept = open_spoken(bad, on_bad_record="skip")
     assert [kept.line(number) for number in range(len(kept))] == [1, 3]
-    assert kept.report.sources[0].skipped == 2
+    assert kept.report.sources[0].skipped == 3
 
 
 def test_a_model_without_an_encoder_refuses_recordings(open_spoken, records):
@@ -153,7 +137,7 @@ def test_a_model_without_an_encoder_refuses_recordings(open_spoken, records):
 
 
 def test_long_recordings_follow_over_length_policy(open_spoken, records, tmp_path):
-    long = {"paths": [str(write_recording(tmp_path / "long.wav", 3.0))], "text": "too long"}
+    long = spoken([str(write_recording(tmp_path / "long.wav", 3.0))], "too long")
     dataset = open_spoken([*records, long])
     assert len(dataset) == len(records) and dataset.report.sources[0].dropped == 1
     with pytest.raises(DataError, match=r"data\.jsonl:8: length: expected at most 64 tokens \(max_seq_len\), got"):
@@ -221,7 +205,7 @@ def test_a_rank_that_embeds_nothing_reads_no_sound(open_spoken, records, monkeyp
 
 def test_a_recording_that_vanishes_is_told_with_its_record(open_spoken, records):
     dataset = open_spoken(records)
-    os.unlink(records[3]["paths"][0])
+    os.unlink(records[3]["audios"][0])
     with pytest.raises(DataError, match=r"data\.jsonl:4: .*3\.wav"):
         for batches in prefetch(StepPlan(dataset, **PLAN), 0, workers=2, stop=3):
             del batches
@@ -259,6 +243,6 @@ def test_a_packed_folder_keeps_the_recordings(open_spoken, records, tokenizer, t
     assert packed.report.sources[0].audio == dataset.report.sources[0].audio
     with pytest.raises(DataError, match="packed with another audio encoder"):
         open_packed_dataset(tmp_path / "packed", replace(made_with, audio=""), **options)
-    write_recording(Path(records[1]["paths"][0]), 0.3)
+    write_recording(Path(records[1]["audios"][0]), 0.3)
     with pytest.raises(DataError, match="its recordings have been changed, moved or removed"):
         open_packed_dataset(tmp_path / "packed", made_with, **options)

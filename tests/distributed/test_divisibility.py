@@ -109,6 +109,7 @@ def test_what_is_not_refused_can_be_cut(model_type: str, degree: int) -> None:
             continue
         model = tiny_config(
             model_type=model_type,
+            hidden_size=24,
             num_attention_heads=heads,
             num_key_value_heads=heads if model_type == "deepseek_v3" else key_heads,
             head_dim=4,

@@ -39,7 +39,7 @@ from .tiny import logits_of, tiny_config, tiny_model
 
 def _rules(architecture):
     towers = {path: rule for tower in architecture.towers for path, rule in prefixed(tower.prefix, tower.rules).items()}
-    return {**architecture.rules, **architecture.mtp_rules, **towers}
+    return {**prefixed(architecture.decoder_prefix, {**architecture.rules, **architecture.mtp_rules}), **towers}
 
 
 def _matches(pattern, path):
@@ -64,7 +64,7 @@ def test_every_weight_has_exactly_one_rule(values):
         "model.layers.0.self_attn.qkv_proj.weight",
         "model.layers.0.self_attn.q_proj.scale",
         "model.layers.0.self_attn.q_proj",
-        "audio_tower.layers.0.self_attn.k_proj.weight",
+        "audio_tower.layers.0.self_attn.o_proj.weight",
         "model.embed_tokens.lora_A",
         "model.layers.x.self_attn.q_proj.weight",
         "",
@@ -86,8 +86,9 @@ def test_adapters_stand_beside_all_linears_of_the_present_families(model_type):
     config = tiny_config(model_type=model_type, head_dim=4)
     linears = named_linears(build_model(config, None))
     assert list(config.linear_shapes()) == list(linears)
-    stacked = config.architecture.stacked_experts
-    assert adapter_targets(config, ()) == [path for path in linears if place_of(f"{path}.weight", stacked) is None]
+    stacked, in_decoder = config.architecture.stacked_experts, config.architecture.decoder_prefix
+    expected = [path for path in linears if place_of(f"{path}.weight", stacked) is None and path.startswith(in_decoder)]
+    assert adapter_targets(config, ()) == expected
     for path, linear in linears.items():
         assert config.linear_shapes()[path] == tuple(linear.weight.shape[::-1])
 

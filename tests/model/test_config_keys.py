@@ -38,11 +38,11 @@ def test_published_files_are_read(values):
 def test_a_key_that_is_not_understood_is_refused_by_its_name(model_type):
     with pytest.raises(ModelFileError) as error:
         tiny_config(model_type=model_type, rope_base=500000.0, attention_tilt=[0.5] * 99)
-    text = str(error.value)
-    assert "rope_base: 500000.0 is not understood, and may change what the model computes" in text
-    assert "attention_tilt: [0.5, " in text and len(text) < 700
-    assert "ignore_config_keys: [rope_base, attention_tilt]" in text
-    assert "--ignore-config-keys rope_base,attention_tilt" in text
+    text, path = str(error.value), "" if ARCHITECTURES[model_type].text is None else "text_config."
+    assert f"{path}rope_base: 500000.0 is not understood, and may change what the model computes" in text
+    assert f"{path}attention_tilt: [0.5, " in text and len(text) < 700
+    assert f"ignore_config_keys: [{path}rope_base, {path}attention_tilt]" in text
+    assert f"--ignore-config-keys {path}rope_base,{path}attention_tilt" in text
     assert tiny_config(model_type=model_type, rope_base=None).rope_theta  # null says nothing
 
 

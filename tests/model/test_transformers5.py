@@ -19,7 +19,7 @@ from erniekit.model.storage.stacked_tensors import stacked_specs
 from erniekit.model.weights import named_weights, save_model_folder
 
 from .seeded_weights import seeded_weight
-from .tiny import pack
+from .tiny import audio_arrays, pack
 
 FOLDER = Path(__file__).parent / "transformers5"
 NOT_COMPARED = {"transformers_version", "architectures"}
@@ -57,8 +57,21 @@ def stored_shapes(config):
     return {name: spec.shape for name, spec in stacked_specs(weights, config.architecture.stacked_experts).items()}
 
 
-def our_logits(decoder, ids):
-    return decoder.head(decoder(*pack(ids, [len(ids)]))).numpy()[0]
+def features_of(case):
+    """The log-mel features of a case with recordings, float32 [windows, mel bins, frames]."""
+    audio = case["config"]["audio_config"]
+    shape = (len(case["frames"]), audio["num_mel_bins"], 2 * audio["max_source_positions"])
+    return seeded_weight(f"{case['name']} features", shape, case["seed"])
+
+
+def our_hidden(decoder, case):
+    ids = case["ids"].astype(np.int64)
+    audio = audio_arrays(decoder.config, ids, features_of(case), case["frames"]) if "frames" in case else {}
+    return decoder(*pack(ids, [len(ids)]), **audio)
+
+
+def our_logits(decoder, case):
+    return decoder.head(our_hidden(decoder, case)).numpy()[0]
 
 
 def test_every_family_was_recorded():
@@ -73,7 +86,7 @@ def test_the_decoder_computes_what_transformers_5_does(case, tmp_path):
     assert stored_shapes(config) == {name: tuple(shape) for name, shape in case["shapes"].items()}
     decoder = build_model(config, tmp_path)
 
-    hidden = decoder(*pack(case["ids"].astype(np.int64), [len(case["ids"])]))
+    hidden = our_hidden(decoder, case)
     np.testing.assert_allclose(decoder.head(hidden).numpy()[0], case["logits"], atol=5e-5)
     loss_sum = token_loss(decoder, hidden, paddle.to_tensor(case["labels"][None].astype(np.int64))).loss_sum
     assert float(loss_sum) == pytest.approx(float(case["loss"]), rel=1e-5)
@@ -94,20 +107,28 @@ def test_what_we_save_says_the_same_to_transformers_5(case, tmp_path):
     save_model_folder(decoder, tmp_path)
     ours = json.loads((tmp_path / "config.json").read_text())
     theirs = {key: value for key, value in case["config"].items() if key not in NOT_COMPARED}
-    rope, their_rope = ours.pop("rope_parameters"), theirs.pop("rope_parameters")
-    if their_rope.get("original_max_position_embeddings") == theirs["max_position_embeddings"]:
-        rope["original_max_position_embeddings"] = theirs["max_position_embeddings"]  # which it adds when it reads
-    assert rope == their_rope
-    assert {key: ours.get(key) for key in theirs} == theirs
+    for name in {"text_config", "audio_config"} & set(theirs):
+        _compare(ours.pop(name), theirs.pop(name))
+    _compare(ours, theirs)
     assert ModelConfig.from_folder(tmp_path) == decoder.config
+
+
+def _compare(ours, theirs):
+    """All that theirs says ours says as well."""
+    rope, their_rope = ours.get("rope_parameters"), theirs.get("rope_parameters")
+    if their_rope and their_rope.get("original_max_position_embeddings") == theirs["max_position_embeddings"]:
+        rope["original_max_position_embeddings"] = theirs["max_position_embeddings"]  # which it adds when it reads
+    assert {key: ours.get(key) for key in theirs} == theirs
 
 
 @every_case
 def test_what_we_save_says_the_same_to_transformers_4(case):
     ours = ModelConfig.from_json(case["config"]).to_json()
-    rope = ours.pop("rope_parameters")
-    without = {key: value for key, value in ours.items() if key not in ("dtype", *_aliases(case))}
-    assert ModelConfig.from_json(without).to_json()["rope_parameters"] == rope
+    without = {key: value for key, value in ours.items() if key not in ("dtype", "rope_parameters", *_aliases(case))}
+    if "text_config" in ours:
+        text = ours["text_config"]
+        without["text_config"] = {key: value for key, value in text.items() if key != "rope_parameters"}
+    assert ModelConfig.from_json(without).to_json() == ours
     assert ours["torch_dtype"] == ours["dtype"] == "float32"
 
 

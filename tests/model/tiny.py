@@ -41,8 +41,44 @@ FAMILIES = {
 }
 
 
+# Of families with an encoder, the keys around those of the decoder.
+AROUND = {
+    "voxtral": {
+        "audio_token_id": 0,
+        "audio_config": {
+            "hidden_size": 24,
+            "intermediate_size": 96,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 12,
+            "num_mel_bins": 5,
+            "max_source_positions": 12,
+        },
+    },
+    "qwen2_audio": {
+        "audio_token_index": 0,
+        "audio_config": {
+            "d_model": 24,
+            "encoder_ffn_dim": 36,
+            "encoder_layers": 2,
+            "encoder_attention_heads": 12,
+            "num_mel_bins": 5,
+            "max_source_positions": 13,
+        },
+    },
+}
+
+
+def config_file(values):
+    """The keys of a `config.json`; those of a family with an encoder stand in `text_config`."""
+    around = AROUND.get(values.get("model_type"))
+    if around is None:
+        return values
+    text = {key: value for key, value in values.items() if key != "model_type"}
+    return {"model_type": values["model_type"], "text_config": text, **around}
+
+
 def tiny_config(**changes):
-    return ModelConfig.from_json({**CONFIG, **FAMILIES.get(changes.get("model_type"), {}), **changes})
+    return ModelConfig.from_json(config_file({**CONFIG, **FAMILIES.get(changes.get("model_type"), {}), **changes}))
 
 
 def tiny_model(seed=0, hidden_dropout=0.0, attention_dropout=0.0, **changes):
@@ -63,6 +99,18 @@ def pack(ids, ends):
     positions = np.concatenate([np.arange(length) for length in lengths])
     indices = np.repeat(ends, lengths).astype(np.int32).reshape(1, 1, -1, 1)
     return paddle.to_tensor(ids[None]), paddle.to_tensor(positions[None]), AttentionPlan.build(indices)
+
+
+def audio_arrays(config, ids, features, frames):
+    """What an audio family reads beside ids [S], of windows of so many frames whose tokens stand in order."""
+    audio = config.architecture.audio(config)
+    states = np.full(len(ids), -1)
+    of_windows = [
+        np.arange(audio.tokens_of(int(count))) + window * audio.window_tokens for window, count in enumerate(frames)
+    ]
+    states[np.asarray(ids) == audio.placeholder_id] = np.concatenate([*of_windows, np.zeros(0, np.int64)])
+    arrays = {"audio_features": features, "audio_frames": np.asarray(frames, np.int32), "audio_states": states[None]}
+    return {name: paddle.to_tensor(values) for name, values in arrays.items()}
 
 
 def logits_of(decoder, ids, ends=None):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from erniekit.config import Config
+from erniekit.errors import DataError
 from erniekit.runners import preview
 
 
@@ -74,3 +75,26 @@ def test_the_dense_mask_is_told_with_the_length(
     for values in ({}, {"use_flash_attention": False, "max_seq_len": 64}):
         preview.data_summary(make_config(**values))
     assert told == [7, 64]
+
+
+def test_recordings_are_heard_where_a_model_listens(
+    make_config: Callable[..., Config], read: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[Any] = []
+
+    def hear(sources: Any, audio: Any, max_seq_len: int) -> Any:
+        heard.append((len(sources), max_seq_len))
+        return SimpleNamespace(lines=lambda: ["a.jsonl:3: silence"])
+
+    monkeypatch.setattr(preview, "check_recordings", hear)
+    assert "silence" not in preview.data_summary(make_config()) and not heard
+    monkeypatch.setattr(preview, "audio_of_model", lambda config: "an encoder")
+    assert preview.data_summary(make_config(eval_split=0.1, do_eval=True)).endswith("\na.jsonl:3: silence")
+    assert heard == [(2, make_config().training.max_seq_len)]  # both parts of the file
+
+    def unreadable(*parts: Any) -> Any:
+        raise DataError("a.jsonl:4: no sound file")
+
+    monkeypatch.setattr(preview, "training_dataset", unreadable)
+    with pytest.raises(DataError, match=r"4: no sound file\na\.jsonl:3: silence"):
+        preview.data_summary(make_config())

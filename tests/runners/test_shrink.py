@@ -20,6 +20,7 @@ from erniekit.model.architectures.published import published_model
 from erniekit.model.architectures.registry import ARCHITECTURES
 from erniekit.runners.shrink import ShrunkRun, shrink, shrink_overrides
 from tests.distributed.warm_processes import warm_starts
+from tests.model.tiny import config_file
 
 from .test_layout_examples import COMMANDS, _name
 
@@ -100,8 +101,14 @@ def test_every_kind_of_layer_stays() -> None:
 def test_a_miniature_of_any_family_is_a_model_of_it(model_type: str) -> None:
     sizes = {"vocab_size": 999, "hidden_size": 512, "intermediate_size": 640, "num_hidden_layers": 9}
     own = {"gemma3_text": {"layer_types": ["full_attention"] * 9}, "smollm3": {"no_rope_layers": [1] * 9}}
-    values = {"model_type": model_type, **sizes, "num_attention_heads": 16, **own.get(model_type, {})}
-    model = ModelConfig.from_json(values)
+    values = {
+        "model_type": model_type,
+        **sizes,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        **own.get(model_type, {}),
+    }
+    model = ModelConfig.from_json(config_file(values))
     small = shrink(Config.from_mapping(NEEDED | {"tensor_parallel_degree": 2}), model, VOCABULARY).model
     assert ModelConfig.from_json(small.to_json()) == small
     assert small.parameter_count() < 2e6

@@ -11,7 +11,8 @@ which cannot be installed beside it. To add a case, add a line to CASES and reco
 A file tests/model/transformers5/FAMILY.npz holds for each case `config.json` as transformers 5 saves it, the names and
 shapes of the weights in the folder, ids and labels, and what it computes in float32: logits [tokens, vocabulary], the
 loss summed over the labels, and the norm of the loss's gradient for each weight in the folder. The weights themselves
-are those of tests/model/seeded_weights.py, and are not stored.
+are those of tests/model/seeded_weights.py, and are not stored; nor are the log-mel features that an audio encoder
+gets, of which the file has the frames of each window. The encoder's states stand at the tokens AUDIO_TOKEN.
 """
 
 from __future__ import annotations
@@ -56,6 +57,23 @@ LLAMA3 = {
     "original_max_position_embeddings": 32,
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}  # not the ratio of the lengths
+AUDIO_TOKEN = TINY["vocab_size"] - 1
+VOXTRAL_ENCODER = {
+    "hidden_size": 8,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_mel_bins": 5,
+    "max_source_positions": 12,
+}
+QWEN2_AUDIO_ENCODER = {
+    "d_model": 8,
+    "encoder_ffn_dim": 12,
+    "encoder_layers": 2,
+    "encoder_attention_heads": 2,
+    "num_mel_bins": 5,
+    "max_source_positions": 13,
+}
 EXPERTS = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 6}
 ERNIE_EXPERTS = {"moe_num_experts": 3, "moe_k": 2, "moe_intermediate_size": 6}
 MIXTRAL = {"num_local_experts": 3, "num_experts_per_tok": 2}
@@ -187,23 +205,51 @@ CASES: tuple[tuple[str, str, dict[str, Any]], ...] = (
         {**ERNIE_EXPERTS, "num_hidden_layers": 4, "moe_layer_end_index": 2, "moe_layer_start_index": 0}
         | {"moe_layer_interval": 2, "moe_norm_min": 0.6, "tie_word_embeddings": False},
     ),
+    (
+        "voxtral",
+        "a recording of two windows and one of one",
+        {
+            "text_config": {**TINY, "head_dim": 6, "rope_parameters": {"rope_theta": 1e6, "rope_type": "default"}},
+            "audio_config": VOXTRAL_ENCODER,
+            "audio_token_id": AUDIO_TOKEN,
+        },
+    ),
+    (
+        "qwen2_audio",
+        "recordings of different lengths",
+        {"text_config": TINY, "audio_config": QWEN2_AUDIO_ENCODER, "audio_token_index": AUDIO_TOKEN},
+    ),
 )
+# Of families with an audio encoder: the first token of each run of states, its length, and the frames of its windows.
+AUDIO_RUNS: dict[str, tuple[tuple[int, int, tuple[int, ...]], ...]] = {
+    "voxtral": ((2, 6, (24, 11)), (12, 3, (24,))),
+    "qwen2_audio": ((2, 8, (26, 9)), (11, 1, (3,)), (13, 5, (22,))),
+}
 
 
 def record(family: str, name: str, shape: dict[str, Any]) -> dict[str, np.ndarray]:
     """Return the arrays of one case, by their names in the file."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "model"
-        AutoModelForCausalLM.from_config(CONFIG_MAPPING[family](**{**TINY, **shape})).save_pretrained(folder)
+        if family in AUDIO_RUNS:
+            made = class_of(family)(CONFIG_MAPPING[family](**shape))
+        else:
+            made = AutoModelForCausalLM.from_config(CONFIG_MAPPING[family](**{**TINY, **shape}))
+        made.save_pretrained(folder)
         config = (folder / "config.json").read_bytes()
         shapes = {weight: values.shape for weight, values in load_file(folder / "model.safetensors").items()}
         weights = {weight: seeded_weight(weight, shape, SEED) for weight, shape in sorted(shapes.items())}
         save_file(weights, folder / "model.safetensors", {"format": "pt"})
         model = opened(folder)
-        ids = seeded_ids(f"{name} ids", TOKENS, TINY["vocab_size"], SEED)
+        runs = AUDIO_RUNS.get(family, ())
+        ids = seeded_ids(f"{name} ids", TOKENS, TINY["vocab_size"] - bool(runs), SEED)
+        for start, length, _ in runs:
+            ids[start : start + length] = AUDIO_TOKEN
+        frames = np.array([count for _, _, windows in runs for count in windows], np.int32)
+        inputs = audio_inputs(model.config, seeded_features(model.config, name, len(frames)), frames) if runs else {}
         labels = seeded_ids(f"{name} labels", TOKENS, TINY["vocab_size"], SEED)
         labels[seeded_ids(f"{name} masked", TOKENS, 10, SEED) < 3] = -100
-        logits = model(input_ids=torch.tensor(ids[None])).logits[0]
+        logits = model(input_ids=torch.tensor(ids[None]), **inputs).logits[0]
         loss = torch.nn.functional.cross_entropy(logits, torch.tensor(labels), reduction="sum")
         loss.backward()
         with torch.no_grad():  # saved in place of the weights, gradients get the names that weights have in files
@@ -225,20 +271,51 @@ def record(family: str, name: str, shape: dict[str, Any]) -> dict[str, np.ndarra
         "facts": np.frombuffer(json.dumps(facts).encode(), np.uint8),
         "ids": ids.astype(np.int16),
         "labels": labels.astype(np.int16),
+        **({"frames": frames} if runs else {}),
         "logits": logits.detach().numpy(),
         "loss": np.float32(loss.item()),
         "gradient_norms": np.array([np.linalg.norm(gradients[weight].astype(np.float64)) for weight in names]),
     }
 
 
+def class_of(family: str) -> Any:
+    """Return the class of a family that no AutoModelForCausalLM opens."""
+    return {
+        "voxtral": transformers.VoxtralForConditionalGeneration,
+        "qwen2_audio": transformers.Qwen2AudioForConditionalGeneration,
+    }[family]
+
+
+def seeded_features(config: Any, name: str, windows: int) -> np.ndarray:
+    """Return the log-mel features of so many windows, float32 [windows, mel bins, frames]."""
+    audio = config.audio_config
+    return seeded_weight(f"{name} features", (windows, audio.num_mel_bins, 2 * audio.max_source_positions), SEED)
+
+
+def audio_inputs(config: Any, features: np.ndarray, frames: np.ndarray) -> dict[str, torch.Tensor]:
+    """Return what a model takes beside ids: the features, and for Qwen2-Audio which frames are sound."""
+    inputs = {"input_features": torch.tensor(features)}
+    if config.model_type == "qwen2_audio":
+        is_sound = np.arange(features.shape[-1])[None] < frames[:, None]
+        inputs["feature_attention_mask"] = torch.tensor(is_sound.astype(np.int64))
+    return inputs
+
+
 def opened(folder: Path) -> torch.nn.Module:
     """Open a folder as a user does, with the type that `config.json` names; nothing may be missing or left over."""
-    model, info = AutoModelForCausalLM.from_pretrained(
-        folder,
-        dtype="auto",
-        output_loading_info=True,
-        experts_implementation="eager",  # the others want sizes that are multiples of 16 bytes
-    )
+    family = json.loads((folder / "config.json").read_text())["model_type"]
+    if family in AUDIO_RUNS:
+        model, info = class_of(family).from_pretrained(folder, dtype="auto", output_loading_info=True)
+        for name, module in model.named_modules():
+            if name.endswith("embed_positions"):
+                module.requires_grad_(False)  # as its class says; from_pretrained of 5.23 loses it
+    else:
+        model, info = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype="auto",
+            output_loading_info=True,
+            experts_implementation="eager",  # the others want sizes that are multiples of 16 bytes
+        )
     wrong = {key: value for key, value in info.items() if value}
     if wrong:
         raise SystemExit(f"{folder}: {wrong}")
@@ -246,12 +323,16 @@ def opened(folder: Path) -> torch.nn.Module:
 
 
 def open_folders(folders: list[Path], output: Path) -> None:
-    """Write the logits of each folder for the ids in its `ids.json`, and the type of its weights."""
+    """Write the logits of each folder for the ids in its `ids.json`, and the features and frames in its `audio.npz` if
+    it has one, and the type of its weights."""
     results: dict[str, Any] = {}
     for folder in folders:
         model = opened(folder)
         with torch.no_grad():
-            logits = model(input_ids=torch.tensor([json.loads((folder / "ids.json").read_text())])).logits[0]
+            audio = np.load(folder / "audio.npz") if (folder / "audio.npz").exists() else None
+            inputs = {} if audio is None else audio_inputs(model.config, audio["features"], audio["frames"])
+            ids = torch.tensor([json.loads((folder / "ids.json").read_text())])
+            logits = model(input_ids=ids, **inputs).logits[0]
         results[f"{folder.name}/logits"] = logits.float().numpy()
         results[f"{folder.name}/dtype"] = np.array(str(model.dtype))
     np.savez(output, **results)

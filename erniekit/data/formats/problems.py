@@ -70,7 +70,10 @@ class ProblemList:
         total = self.total
         if not total:
             return
-        lines = [str(problem) for problem in self.shown]
+        files = {path: number for number, path in enumerate(self.per_path)}
+        # a block's records are parsed before any of them is encoded, so problems are not found in the order of lines
+        shown = sorted(self.shown, key=lambda problem: (files[problem.path], problem.line))
+        lines = [str(problem) for problem in shown]
         if total > len(self.shown):
             lines.append(f"... and {total - len(self.shown):,} more")
         totals = ", ".join(f"{path}: {count:,}" for path, count in self.per_path.items())

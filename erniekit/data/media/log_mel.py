@@ -44,17 +44,18 @@ def log_mel(
     if not 0 < len(sound) <= total or total <= half:
         raise ValueError(f"{len(sound)} samples in {frames} frames: expected 1 to {total}, and more than {half}")
     heard = min(frames, -(-(len(sound) + half) // hop))  # frames that begin before the sound ends
-    needed = (heard - 1) * hop + half + 1
-    padded = np.zeros(half + min(total, max(needed, half + 1)), np.float64)
-    padded[half : half + len(sound)] = sound
-    mirrored = np.concatenate((padded[2 * half : half : -1], padded[half:]))
-    if needed > total:  # the last frames reach behind the end
-        mirrored = np.concatenate((mirrored, mirrored[-2 : -2 - (needed - total) : -1]))
-    views = sliding_window_view(mirrored, N_FFT)[::hop][:heard]
+    spread = np.zeros(max((heard - 1) * hop, 1) + N_FFT, np.float32)  # sample 0 of the sound is at `half`
+    spread[half : half + len(sound)] = sound
+    spread[:half] = spread[2 * half : half : -1]
+    behind = len(spread) - half - total
+    if behind > 0:  # the last frames reach behind the end
+        last = half + total - 2
+        spread[-behind:] = spread[last : last - behind : -1]
+    views = sliding_window_view(spread, N_FFT)[::hop][:heard]
     bands, window = _bands(mel_bins, sampling_rate), _window()
     found = np.empty((mel_bins, frames), np.float32)
     for start in range(0, heard, BLOCK_FRAMES):
-        spectrum = np.fft.rfft(views[start : start + BLOCK_FRAMES] * window)
+        spectrum = np.fft.rfft(views[start : start + BLOCK_FRAMES] * window)  # in float64, as the window is
         power = (spectrum.real**2 + spectrum.imag**2).astype(np.float32)
         for rows, columns, weights in bands:
             found[rows, start : start + len(power)] = weights @ power[:, columns].T

@@ -99,8 +99,9 @@ def _pipeline(model: ModelConfig, work: Workload, topology: Topology, pp_stage: 
     forward = topology.virtual_pipeline - last  # the last chunk sends nothing forward
     backward = topology.virtual_pipeline - first
     sent = work.accumulation * (forward + backward) * hidden
-    if model.tie_word_embeddings and (first or last) and EMBEDDING in trained:
-        copies = numel_on_rank({EMBEDDING: trained[EMBEDDING]}, model.architecture, topology)
+    embedding = model.architecture.file_name(EMBEDDING)
+    if model.tie_word_embeddings and (first or last) and embedding in trained:
+        copies = numel_on_rank({embedding: trained[embedding]}, model.architecture, topology)
         sent += copies * work.formats.gradients  # 2 (n - 1) / n of two ranks
     return sent
 

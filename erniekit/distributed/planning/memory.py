@@ -330,4 +330,5 @@ def _embedding_gradient(model: ModelConfig, work: Workload, topology: Topology, 
     """Return the dense gradient of the embedding, before it is accumulated."""
     if work.adapters is not None or pp_stage > 0:
         return 0
-    return numel_on_rank({EMBEDDING: (model.vocab_size, model.hidden_size)}, model.architecture, topology)
+    embedding = model.architecture.file_name(EMBEDDING)
+    return numel_on_rank({embedding: (model.vocab_size, model.hidden_size)}, model.architecture, topology)

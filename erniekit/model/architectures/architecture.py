@@ -64,6 +64,27 @@ class Key(NamedTuple):
     nullable: bool = False
 
 
+class EncoderConfig(NamedTuple):
+    """A dictionary in `config.json` that describes an encoder, such as `audio_config`.
+
+    Attributes:
+        model_type: what its key of that name says; where there is none, it is this.
+        sizes: makes what ModelConfig keeps in `own` of the values of `keys`, by name.
+        keys: what it says, by the names that `sizes` has for it.
+        key_names: the key in the file where it is not that name.
+        aliases, neutral, inert_keys, saved_keys: as of `Architecture`.
+    """
+
+    model_type: str
+    sizes: Callable[..., Any]
+    keys: Mapping[str, Key]
+    key_names: Mapping[str, str] = {}
+    aliases: Mapping[str, str] = {}
+    neutral: Mapping[str, tuple[Any, ...]] = {}
+    inert_keys: tuple[str, ...] = ()
+    saved_keys: Mapping[str, Any] = {}
+
+
 class PaddleFiles(NamedTuple):
     """How Paddle's libraries store the weights of a family (see `storage/layouts.py`).
 
@@ -138,9 +159,14 @@ class Architecture:
             the keys that transformers 4 writes of it (`rope_parameters.py`).
         saved_keys: written into a saved file that had no such keys.
         problems: one line for each thing in a configuration that cannot be used.
-        small_values: values of `own_keys` that fit a shrunk model (`runners/shrink.py`).
+        small_values: values of `own` that fit a shrunk model (`runners/shrink.py`).
+        text: the family of the decoder, whose keys stand in `text_config`; None: they are the file's own keys. Other
+            attributes of this group are then of the keys around that dictionary.
+        encoders: the further dictionaries, by key, such as "audio_config".
+        copied_keys: keys of the decoder that a saved file has around `text_config` as well.
 
     Attributes of the weights:
+        decoder_prefix: of the decoder's names in files, such as "language_model.".
         stacked_experts: tensors of files that hold a weight of all experts (`storage/stacked_tensors.py`).
         names: what files call parts of paths that the decoder calls otherwise.
         decoder_shapes: the Hugging Face name and shape of every weight of the decoder, in its order.
@@ -191,7 +217,11 @@ class Architecture:
     saved_keys: Mapping[str, Any] = field(default_factory=lambda: {"hidden_act": "silu"})
     problems: Callable[[ModelConfig], list[str]] = lambda config: []
     small_values: Mapping[str, Any] = field(default_factory=dict)
+    text: Architecture | None = None
+    encoders: Mapping[str, EncoderConfig] = field(default_factory=dict)
+    copied_keys: tuple[str, ...] = ()
 
+    decoder_prefix: str = ""
     stacked_experts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
     decoder_shapes: Callable[[ModelConfig], Shapes] = plain_decoder.decoder_shapes
@@ -229,11 +259,14 @@ class Architecture:
     def weight_shapes(self, config: ModelConfig) -> Shapes:
         """Return every weight's Hugging Face name and shape (linear weights are [out, in]): towers, then decoder."""
         towers = {tower.prefix + name: shape for tower in self.towers for name, shape in tower.shapes(config).items()}
-        return towers | self.decoder_shapes(config)
+        decoder = {self.decoder_prefix + name: shape for name, shape in self.decoder_shapes(config).items()}
+        return towers | decoder
 
     def file_name(self, path: str) -> str:
-        """Return the Hugging Face name of a weight or module that the decoder has under this path."""
-        return renamed(path, self.names) if self.names else path
+        """Return the Hugging Face name of a weight or module that the decoder, or a tower, has under this path."""
+        if path.startswith(tuple(tower.prefix for tower in self.towers)):
+            return path
+        return self.decoder_prefix + (renamed(path, self.names) if self.names else path)
 
     def weight_info(self, name: str) -> WeightInfo:
         """Return what the rules say of a weight, or of a parameter of an adapter.
@@ -271,8 +304,8 @@ class Architecture:
     @cached_property
     def _table(self) -> RuleTable:
         towers = {path: rule for tower in self.towers for path, rule in prefixed(tower.prefix, tower.rules).items()}
-        return RuleTable({**self.rules, **self.mtp_rules}, towers)
+        return RuleTable(prefixed(self.decoder_prefix, {**self.rules, **self.mtp_rules}), towers)
 
     @cached_property
     def _mtp_table(self) -> RuleTable:
-        return RuleTable(self.mtp_rules, {})
+        return RuleTable(prefixed(self.decoder_prefix, self.mtp_rules), {})

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from erniekit.model.architectures.architecture import Architecture
+    from erniekit.model.architectures.architecture import Architecture, EncoderConfig
 
 IGNORE_PARAMETER = "ignore_config_keys"
 
@@ -121,14 +121,19 @@ def shown_key(key: str) -> str:
 
 
 def key_problems(
-    architecture: Architecture, values: Mapping[str, Any], used: Collection[str], ignored: Sequence[str] = ()
+    architecture: Architecture | EncoderConfig,
+    values: Mapping[str, Any],
+    used: Collection[str],
+    ignored: Sequence[str] = (),
+    path: str = "",
 ) -> list[str]:
     """Return a line for each key that may change the computation in a way that is not available.
 
     Args:
-        values: the keys of a `config.json`, without those that the user says to ignore.
+        values: the keys of a `config.json`, or of a dictionary in it, without those that the user says to ignore.
         used: the keys that the architecture reads.
         ignored: the keys that the user says to ignore.
+        path: stands in front of a key in messages, such as "text_config.".
     """
     problems = []
     neutral = {key: kept for key, kept in _NEUTRAL.items() if key not in used} | dict(architecture.neutral)
@@ -136,9 +141,11 @@ def key_problems(
         value = values.get(key)
         entries = value if isinstance(value, list) and value else [value]
         if any(entry is not None and entry not in kept for entry in entries):
-            problems.append(f"{key}: {shown(value)} is not supported; only {kept[-1]!r} is")
+            problems.append(f"{path}{key}: {shown(value)} is not supported; only {kept[-1]!r} is")
     understood = {*used, *neutral, *INERT_KEYS, *DROPOUT_KEYS, *architecture.inert_keys, "quantization_config"}
-    unknown = {shown_key(key): value for key, value in values.items() if key not in understood and value is not None}
+    unknown = {
+        shown_key(path + key): value for key, value in values.items() if key not in understood and value is not None
+    }
     problems += [
         f"{key}: {shown(value)} is not understood, and may change what the model computes"
         for key, value in unknown.items()
@@ -149,27 +156,31 @@ def key_problems(
             f"--{IGNORE_PARAMETER.replace('_', '-')} {','.join(unknown)}"
         )
     problems += [
-        f"{IGNORE_PARAMETER}: {key} is understood, so it cannot be ignored" for key in ignored if key in understood
+        f"{IGNORE_PARAMETER}: {path}{key} is understood, so it cannot be ignored"
+        for key in ignored
+        if key in understood
     ]
     return problems + _quantization_problems(values.get("quantization_config"))
 
 
-def key_remarks(values: Mapping[str, Any], ignored: Sequence[str]) -> list[str]:
+def key_remarks(values: Mapping[str, Any], ignored: Sequence[str], path: str = "") -> list[str]:
     """Return a line for each thing in a usable `config.json` that acts elsewhere and not here.
 
     Args:
-        values: the keys of the file.
+        values: the keys of the file, or of a dictionary in it.
         ignored: the keys that the user says to ignore.
+        path: as of `key_problems`.
     """
     remarks = [
-        f"{shown_key(key)}: {shown(values[key])} is ignored, as {IGNORE_PARAMETER} asks; a saved model has no such key"
+        f"{shown_key(path + key)}: {shown(values[key])} is ignored, as {IGNORE_PARAMETER} asks; a saved model has no "
+        "such key"
         if key in values
-        else f"{shown_key(key)}: {IGNORE_PARAMETER} names it, but there is no such key"
+        else f"{shown_key(path + key)}: {IGNORE_PARAMETER} names it, but there is no such key"
         for key in dict.fromkeys(ignored)
     ]
     for key, parameter in DROPOUT_KEYS.items():
         if values.get(key):
-            remarks.append(f"{key}: {shown(values[key])} has no effect here; the run's {parameter} decides")
+            remarks.append(f"{path}{key}: {shown(values[key])} has no effect here; the run's {parameter} decides")
     return remarks
 
 

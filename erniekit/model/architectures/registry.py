@@ -17,8 +17,10 @@ from erniekit.model.architectures.mistral import MISTRAL
 from erniekit.model.architectures.mixtral import MIXTRAL
 from erniekit.model.architectures.olmo2 import OLMO2
 from erniekit.model.architectures.qwen import QWEN2, QWEN3
+from erniekit.model.architectures.qwen2_audio import QWEN2_AUDIO
 from erniekit.model.architectures.qwen_moe import QWEN2_MOE, QWEN3_MOE
 from erniekit.model.architectures.smollm3 import SMOLLM3
+from erniekit.model.architectures.voxtral import VOXTRAL
 
 ARCHITECTURES: dict[str, Architecture] = {
     architecture.model_type: architecture
@@ -35,10 +37,12 @@ ARCHITECTURES: dict[str, Architecture] = {
         MIXTRAL,
         OLMO2,
         QWEN2,
+        QWEN2_AUDIO,
         QWEN2_MOE,
         QWEN3,
         QWEN3_MOE,
         SMOLLM3,
+        VOXTRAL,
     )
 }
 

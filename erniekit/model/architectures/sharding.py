@@ -11,9 +11,12 @@ decoder's layout: linear weights are [in, out], embeddings and heads [vocabulary
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    import numpy as np
 
 LAYER, EXPERT = "{layer}", "{expert}"  # in a pattern: the number of a decoder layer, of a routed expert
 _NUMBER = re.compile(r"\{\w+\}")  # any other name in braces stands for a number without a meaning here
@@ -46,14 +49,15 @@ class ModuleRule:
         axes: the divided axis of each parameter that is divided; every rank has the others whole.
         partial: parameters that every rank has whole while its gradient is always a part of the sum. The gradients of
             all other whole ones are parts of the sum under sequence parallelism only.
-        initial: the constant that random models start from; None: draw from a normal distribution. Biases are 0.
+        initial: the constant that random models start from, or a function that makes the values of a shape; None: draw
+            from a normal distribution. Biases are 0.
     """
 
     kind: Literal["linear", "embedding", "norm", "router", "other"]
     parameters: tuple[str, ...] = ("weight",)
     axes: Mapping[str, int] = field(default_factory=dict)
     partial: tuple[str, ...] = ()
-    initial: float | None = None
+    initial: float | Callable[[tuple[int, ...]], np.ndarray] | None = None
 
 
 _LINEAR_PARAMETERS = ("weight", "bias")
@@ -105,12 +109,14 @@ class WeightInfo(NamedTuple):
 
         Args:
             sequence_parallel: whether hidden states are divided along the sequence outside of blocks, so that what
-                works on them there (norms, routers, biases after a sum, experts) sees a part of the tokens.
+                works on them there (norms, routers, biases after a sum, experts) sees a part of the tokens. Encoders
+                compute all their states on every rank.
         """
         if self.expert is not None:  # experts are divided among ranks, never cut
             return Placement(partial=sequence_parallel, expert=self.expert)
         axis = self.rule.axes.get(self.parameter)
-        return Placement(axis, partial=axis is None and (sequence_parallel or self.parameter in self.rule.partial))
+        is_part = (sequence_parallel and not self.in_tower) or self.parameter in self.rule.partial
+        return Placement(axis, partial=axis is None and is_part)
 
 
 class _Pattern(NamedTuple):

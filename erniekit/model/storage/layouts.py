@@ -144,10 +144,11 @@ class StoredWeights:
 
     def tied_weights_that_differ(self, config: ModelConfig) -> list[str]:
         """Return a problem if the embedding and a stored copy of it as the head differ; both are read."""
-        if not (config.tie_word_embeddings and HEAD in self._files):
+        head = config.architecture.file_name(HEAD)
+        if not (config.tie_word_embeddings and head in self._files):
             return []
-        embedding = self._regions[EMBEDDING].stored
-        return _untied_head(self._files[HEAD], self._files[embedding], embedding)
+        embedding = self._regions[config.architecture.file_name(EMBEDDING)].stored
+        return _untied_head(self._files[head], self._files[embedding], head, embedding)
 
     def read(self, name: str) -> np.ndarray:
         """Return one full weight as Hugging Face stores it (linear weights [out, in]); its type as
@@ -260,7 +261,7 @@ def find_layout(config: ModelConfig, shapes: Mapping[str, tuple[int, ...]], form
                 'whether they are [in, out] or [out, in]. Save them with the metadata {"format": "pt"} if they are '
                 '[out, in], as Hugging Face has them, or {"format": "np"} if they are [in, out], as Paddle has them.'
             )
-    head = shapes.get(HEAD)
+    head = shapes.get(config.architecture.file_name(HEAD))
     square_head = config.vocab_size == config.hidden_size
     head_inputs_first = inputs_first and is_paddle if square_head else head == (config.hidden_size, config.vocab_size)
     return Layout(prefix, inputs_first, head_inputs_first and not config.tie_word_embeddings, qkv, gate_up)
@@ -288,9 +289,8 @@ def _region(config: ModelConfig, layout: Layout, name: str, shapes: Mapping[str,
             outputs = _outputs(sizes, number, groups)
             stored = f"{fused['path']}{whole}.{fused['kind']}"
             shape = (sum(sizes), *shape[1:])
-    transposed = (
-        layout.head_inputs_first if name == HEAD else layout.inputs_first and _has_inputs(config.architecture, name)
-    )
+    is_head = name == config.architecture.file_name(HEAD)
+    transposed = layout.head_inputs_first if is_head else layout.inputs_first and _has_inputs(config.architecture, name)
     if stored.startswith("model."):
         stored = layout.prefix + stored.removeprefix("model.")
     return TensorRegion(stored, shape[::-1] if transposed else shape, transposed, outputs)
@@ -329,8 +329,9 @@ def _misfits(
     files: Mapping[str, WeightFile],
 ) -> list[str]:
     expected = {region.stored: region.shape for region in regions.values() if region.stored}
-    if config.tie_word_embeddings and HEAD in shapes:
-        expected[HEAD] = expected[regions[EMBEDDING].stored]  # a stored copy
+    head, embedding = (config.architecture.file_name(name) for name in (HEAD, EMBEDDING))
+    if config.tie_word_embeddings and head in shapes:
+        expected[head] = expected[regions[embedding].stored]  # a stored copy
     problems = [f"{name}: missing" for name in expected if name not in shapes]
     for name, shape in shapes.items():
         if name not in expected and not _may_be_left_out(config, name):
@@ -344,17 +345,19 @@ def _misfits(
 
 def _may_be_left_out(config: ModelConfig, name: str) -> bool:
     """Return whether a weight belongs to multi-token prediction, which some families store as further layers."""
-    layer = _LAYER.match(name)
+    layer = _LAYER.match(name.removeprefix(config.architecture.decoder_prefix))
     further = config.other_keys.get("num_nextn_predict_layers") or 0
     number = int(layer[1]) if layer else -1
     return config.architecture.is_mtp_weight(name) or 0 <= number - config.num_hidden_layers < further
 
 
-def _untied_head(head: WeightFile, embedding: WeightFile, embedding_name: str) -> list[str]:
+def _untied_head(head: WeightFile, embedding: WeightFile, head_name: str, embedding_name: str) -> list[str]:
     """Return a problem if the two stored tensors differ."""
     import numpy as np
 
     blocks = embedding.row_blocks(embedding_name)
-    if all(np.array_equal(values, head.rows(HEAD, rows.start, rows.stop)) for rows, values in blocks):
+    if all(np.array_equal(values, head.rows(head_name, rows.start, rows.stop)) for rows, values in blocks):
         return []
-    return [f'{HEAD}: differs from {embedding_name}, but {CONFIG_FILE} ties them; set "tie_word_embeddings": false']
+    return [
+        f'{head_name}: differs from {embedding_name}, but {CONFIG_FILE} ties them; set "tie_word_embeddings": false'
+    ]

@@ -134,6 +134,27 @@ def test_recordings_that_are_cut_off_are_refused(tmp_path, name, kept):
             clip_length(Clip(str(path)))
 
 
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    name=st.sampled_from(["s.wav", "s.flac", "s.ogg", "s.mp3", "s.aiff"]),
+    damage=st.lists(st.tuples(st.integers(0, 199), st.integers(0, 255)), min_size=1, max_size=4),
+    kept=st.floats(0.2, 1),
+)
+def test_damaged_files_give_sound_of_the_told_length_or_a_refusal(tmp_path, name, damage, kept):
+    path = Path(write(tmp_path / name, noise(3000, 2)))
+    content = bytearray(path.read_bytes())
+    for place, value in damage:
+        content[place % len(content)] = value
+    path.write_bytes(content[: round(len(content) * kept)])
+    try:
+        length = clip_length(Clip(str(path)))
+        found = read_clip(Clip(str(path)))
+    except RecordingError as error:
+        assert str(error).startswith(str(path))
+    else:
+        assert len(found) == length and np.isfinite(found).all()
+
+
 @pytest.mark.parametrize("size", [0xFFFF_FFFF, 0x7FFF_F000])
 def test_wav_that_was_written_into_a_pipe_lasts_to_the_end_of_the_file(tmp_path, size):
     path = Path(write(tmp_path / "s.wav", tone(0.5)))
