@@ -166,7 +166,7 @@ def transcribing_evaluator(
 ) -> GenerationEvaluator:
     """Answer three recordings with the second texts of TRANSCRIPTS."""
 
-    def records(path: Path, kind: str, **named: Any) -> Any:
+    def records(source: Source) -> Any:
         for line, (text, _) in enumerate(TRANSCRIPTS, start=1):
             heard = Turn(USER, "", clips=(ContentClip(0, Clip(f"/sound/{line}.wav")),))
             yield line, Conversation((heard, Turn(ASSISTANT, text, trained=True)), transcribes=True, language="en")
@@ -175,7 +175,7 @@ def transcribing_evaluator(
         assert dialogue.transcribes and dialogue.language == "en" and dialogue.clips
         return EncodedPrompt([1, 2])
 
-    monkeypatch.setattr(answer_eval, "read_records", records)
+    monkeypatch.setattr(answer_eval, "read_part", records)
     monkeypatch.setattr(answer_eval, "encode_prompt_with_clips", encode_prompt)
     monkeypatch.setattr(
         answer_eval, "generate", lambda *parts, **audio: [model.tokenizer.encode(answer) for _, answer in TRANSCRIPTS]
