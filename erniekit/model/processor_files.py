@@ -39,7 +39,7 @@ def check_processor_files(folder: Path, audio: EncoderInput) -> None:
             same = value == expected and isinstance(value, bool) is isinstance(expected, bool)
             if not same:
                 raise ModelFileError(
-                    f"{path}: {name} is {value!r}, and features are computed here with {expected!r} only.\n"
+                    f"{path}: {name} is {value!r:.80}, and features are computed here with {expected!r} only.\n"
                     "  A model that was trained with other features would not understand these. If it was not, correct "
                     "the file."
                 )
