@@ -151,6 +151,47 @@ def test_long_recordings_follow_over_length_policy(open_spoken, records, tmp_pat
         open_spoken([*records, long], over_length="error")
 
 
+def rounds(records: list[dict], *numbers: int) -> dict:
+    """A dialogue whose questions are those of some records."""
+    messages = [message for number in numbers for message in records[number]["messages"]]
+    return {"messages": messages, "audios": [path for number in numbers for path in records[number]["audios"]]}
+
+
+def test_dropped_turns_take_their_recordings_with_them(open_spoken, records):
+    whole = open_spoken([rounds(records, 2, 0, 4, 5)], max_seq_len=200)
+    shorter = open_spoken([rounds(records, 2, 0, 4, 5)], max_seq_len=70, over_length="truncate_turns")
+    paths = [records[number]["audios"][0] for number in (2, 4, 5)]
+    assert [each.clip.path for each in whole.sample(0).clips] == paths
+    kept = shorter.sample(0)
+    assert [each.clip.path for each in kept.clips] == paths[1:] and len(kept.input_ids) <= 70
+    offset = len(whole.sample(0).input_ids) - len(kept.input_ids)
+    assert [each.place for each in kept.clips] == [each.place - offset for each in whole.sample(0).clips[1:]]
+    assert shorter.report.sources[0].truncated == 1
+
+
+def test_pairs_have_the_recordings_of_their_prompts(tokenizer, write_jsonl, records, tmp_path):
+    def open_(number: int, **options) -> Dataset:
+        asked = rounds(records, number, 4)
+        answers = [{"role": "assistant", "content": text} for text in ("a bell", "a dog")]
+        pair = {
+            "prompt": asked["messages"][:-1],
+            "audios": asked["audios"],
+            "chosen": answers[:1],
+            "rejected": answers[1:],
+        }
+        return open_dataset(
+            [Source(write_jsonl([pair]), "messages preferences")], tokenizer, ListeningTemplate(tokenizer),
+            max_seq_len=200, cache_dir=tmp_path / "cache", audio=audio_inputs(tokenizer), **options,
+        )  # fmt: skip
+
+    whole, shorter = open_(2), open_(2, max_prompt_len=30)
+    assert [each.clip.path for each in whole.sample(0).clips] == records[2]["audios"] + records[4]["audios"]
+    assert [each.clip.path for each in shorter.sample(0).clips] == records[4]["audios"]
+    (batch,) = StepPlan(whole, **PLAN | {"max_seq_len": 200}).micro_batches(0)
+    assert ((batch.arrays["audio_states"] >= 0) == (batch.input_ids == whole.audio.placeholder_id)).all()
+    assert batch.pairs is not None and batch.pairs.count == 1
+
+
 def test_batches_have_the_arrays_of_their_recordings(open_spoken, records):
     dataset = open_spoken(records)
     plan = StepPlan(dataset, **PLAN)

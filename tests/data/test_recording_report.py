@@ -66,5 +66,5 @@ def test_a_preview_says_where_recordings_stand(speech, tokenizer, tmp_path):
         dataset, max_seq_len=64, packing=True, greedy=False, window=9, batch_size=1, accumulation=1, shuffle=False
     )
     text = render_batch(plan.micro_batches(0)[0], tokenizer, dataset)
-    assert f"User: <{tmp_path}/sound/0.wav: 0.20 s, 5 tokens>\nAssistant: [[number 0" in text.replace(" \n", "\n")
+    assert f"User: <audio {tmp_path}/sound/0.wav: 0.20 s, 5 tokens>\nAssistant: [[number 0" in text.replace(" \n", "\n")
     assert "1.wav: 0.30 s, 8 tokens>" in text and tokenizer.decode([inputs.placeholder_id], False) not in text
