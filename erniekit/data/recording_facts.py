@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,15 +82,9 @@ def recordings_unchanged(arrays: TokenArrays) -> bool:
     if AUDIO not in arrays.metadata:
         return True
     files = _FileStamps()
-    for path in _paths(arrays):
+    for path in arrays.clip_paths():
         files.add(path)
     return files.hexdigest() == arrays.metadata[AUDIO]["files"]
-
-
-def _paths(arrays: TokenArrays) -> Iterator[str]:
-    for index in range(len(arrays.lines)):
-        for each in arrays.sample_clips(index):
-            yield each.clip.path
 
 
 class _FileStamps:

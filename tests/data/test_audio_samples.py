@@ -69,6 +69,16 @@ def test_the_cache_gives_back_what_was_built(open_spoken, records):
     assert opened.fingerprint == built.fingerprint
 
 
+def test_all_paths_are_found_without_the_samples(open_spoken, records, monkeypatch):
+    (arrays,) = open_spoken(records).source_arrays
+    paths = [path for record in records for path in record["audios"]]
+    for block in (1, 2, 3, 7, 1000):
+        monkeypatch.setattr("erniekit.data.token_cache._CLIP_BLOCK", block)
+        assert list(arrays.clip_paths()) == paths
+    (arrays,) = open_spoken(records[:1]).source_arrays
+    assert list(arrays.clip_paths()) == []
+
+
 def test_the_report_says_how_much_is_heard(open_spoken, records):
     (source,) = open_spoken(records).report.sources
     assert (source.audio.clips, round(source.audio.seconds, 2)) == (7, 1.4)
