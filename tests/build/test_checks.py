@@ -163,7 +163,7 @@ def test_transcripts_need_the_library_of_error_rates_alone(monkeypatch: pytest.M
     monkeypatch.setattr(checks, "is_importable", is_importable)
 
     def config(*kinds: str) -> Any:
-        sections = {"eval_answers": 3, "eval_dataset_type": kinds}
+        sections = {"eval_answers": 3, "eval_dataset_type": kinds, "eval_split": 0.0}
         return SimpleNamespace(
             basic=SimpleNamespace(do_eval=True),
             evaluation=SimpleNamespace(**sections),
