@@ -327,7 +327,8 @@ def _place(source: Source, settings: TokenizationSettings) -> str:
     where the model reads none. Not of the samples: a run may go on with the same data in another place."""
     if settings.audio is None:
         return ""
-    folders = media_folders(source.path, source.media_dir)
+    in_cache = is_hub_dataset(source.path) and not source.media_dir  # of the hub's client
+    folders = () if in_cache else media_folders(source.path, source.media_dir)
     return "-" + hashlib.blake2b(repr(folders).encode(), digest_size=4).hexdigest()
 
 
