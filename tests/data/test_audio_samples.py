@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -304,3 +306,47 @@ def test_a_packed_folder_keeps_the_recordings(open_spoken, records, tokenizer, t
     write_recording(Path(records[1]["audios"][0]), 0.3)
     with pytest.raises(DataError, match="its recordings have been changed, moved or removed"):
         open_packed_dataset(tmp_path / "packed", made_with, **options)
+
+
+MEASURE = """
+import re, sys
+from erniekit.data.conversation import Source
+from erniekit.data.dataset import open_dataset
+from erniekit.data.loader import prefetch
+from erniekit.data.sampler import StepPlan
+from erniekit.data.tokenizers.tokenizer import load_tokenizer
+from tests.data.recordings import ListeningTemplate, audio_inputs
+tokenizer = load_tokenizer(sys.argv[1])
+def peak_mb(path):
+    for _ in range(2):  # built, and opened again
+        dataset = open_dataset(
+            [Source(path, "asr")], tokenizer, ListeningTemplate(tokenizer), max_seq_len=256, cache_dir=sys.argv[2],
+            audio=audio_inputs(tokenizer),
+        )
+    plan = StepPlan(dataset, max_seq_len=256, packing=True, greedy=True, window=500, batch_size=2, accumulation=1)
+    heard = sum(len(batch.arrays["audio_frames"]) for step in prefetch(plan, 0, 2, 40) for batch in step)
+    assert heard > 100
+    # not ru_maxrss, which begins with what the parent process had
+    return int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) / 1024
+print(*map(peak_mb, sys.argv[3:]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak memory from /proc")
+def test_memory_does_not_grow_with_the_number_of_recordings(tokenizer_folder, tmp_path):
+    for number in range(20):
+        write_recording(tmp_path / f"{number}.wav", 0.2)
+    paths = []
+    for count in (1_000, 10_000):
+        paths.append(tmp_path / f"{count}.jsonl")
+        records = ({"audio_path": f"{n % 20}.wav", "start": n / 1e6, "text": f"number {n}"} for n in range(count))
+        paths[-1].write_text("".join(json.dumps(record) + "\n" for record in records))
+    command = [sys.executable, "-c", MEASURE, tokenizer_folder, tmp_path / "cache", *paths]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "RAYON_NUM_THREADS": "2"}
+    result = subprocess.run(
+        [str(part) for part in command], capture_output=True, text=True, check=True, env=environment
+    )
+    few, many = map(float, result.stdout.split())
+    assert many - few < 16  # 9 of which are tokens and blocks of records; samples and clips as Python objects are more
+    assert many < 200
