@@ -14,6 +14,7 @@ import pytest
 from erniekit.build import data
 from erniekit.build.data import evaluates, evaluation_dataset, evaluation_plan
 from erniekit.build.model import open_tokenizer
+from erniekit.build.step_count import cached_step_count
 from erniekit.config import Config
 from erniekit.data.media.audio_batch import window_states
 from erniekit.data.media.clip import AudioInputs
@@ -87,6 +88,8 @@ def test_what_the_encoder_of_a_model_takes(make_config: Callable[..., Config], m
     tokenizer, template = open_tokenizer(config)
     assert data.training_dataset(config, tokenizer, template).audio == inputs
     assert data.data_fingerprint_of(config, tokenizer, template).audio
+    data.count_steps(config, data.training_plan(config, data.training_dataset(config, tokenizer, template)))
+    assert cached_step_count(config) is None  # the lengths of recordings may change
 
 
 @pytest.mark.parametrize("family", ["voxtral", "qwen2_audio"])
@@ -249,6 +252,7 @@ def test_what_is_told_of_the_plan(
         total_steps=lambda limit, epochs: limit if limit > 0 else 10 * epochs,
         describe=lambda limit, epochs: f"limit {limit}, {epochs} epochs",
         dp_world_size=1,
+        dataset=SimpleNamespace(audio=None),
     )
     monkeypatch.setattr(data, "training_plan", lambda *parts: plan)
     config = make_config(dataloader_num_workers=3, **values)
