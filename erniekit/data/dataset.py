@@ -25,8 +25,8 @@ from erniekit.data.packed import DataFingerprint, PackedIndex, open_packed
 from erniekit.data.recording_facts import (
     RecordingFacts,
     audio_counts,
-    lengths_digest,
     recordings_unchanged,
+    sound_digest,
 )
 from erniekit.data.templates.ernie import IGNORE_INDEX, Sample, Template
 from erniekit.data.token_cache import FORMAT_VERSION, MANIFEST, Metadata, TokenArrays, TokenWriter, open_or_build
@@ -206,7 +206,7 @@ def open_dataset(
             tokens = open_or_build(folder, _builder(source, settings, problems), partial(_is_current, settings))
         except _SourceSkippedError:
             continue
-        fingerprint.update(lengths_digest(tokens.metadata).encode())
+        fingerprint.update(sound_digest(tokens.metadata).encode())
         if tokens.metadata.get("skipped"):
             tokens.metadata["skipped_file"] = str(folder / SKIPPED_FILE)
         arrays.append(tokens)
@@ -292,7 +292,7 @@ def _builder(
                 if problems.total == problems_before:  # after a problem, only look for further problems
                     writer.append(samples, lines)
                     targets += sum(int(np.count_nonzero(sample.labels != IGNORE_INDEX)) for sample in samples)
-                    recordings.add(clip for sample in samples for clip in sample.clips)
+                    recordings.add([clip for sample in samples for clip in sample.clips])
         finally:
             skipped.close()
         if problems.total > problems_before:

@@ -108,6 +108,8 @@ def test_a_changed_recording_is_measured_again(open_spoken, records):
     after = open_spoken(records)
     assert (before.sample(1).clips[0].length, after.sample(1).clips[0].length) == (800, 4800)
     assert after.fingerprint != before.fingerprint
+    write_recording(path, 0.3, pitch=600)  # of the same length
+    assert open_spoken(records).fingerprint not in (before.fingerprint, after.fingerprint)
 
 
 def test_moved_data_goes_on(tokenizer, tmp_path):
