@@ -133,15 +133,19 @@ def test_frames_beyond_the_sound_change_nothing_where_they_are_masked(family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_batch_without_a_recording_runs_no_encoder(family, monkeypatch):
+def test_a_batch_without_a_recording_has_plain_embeddings(family, monkeypatch):
     decoder, ids, features, arrays = heard(family)
-    monkeypatch.setattr(type(decoder.towers[0]), "forward", None)
     without = paddle.full_like(arrays["audio_states"], -1)
     empty = {"audio_features": paddle.to_tensor(features[:0]), "audio_frames": arrays["audio_frames"][:0]}
     inputs = {"input_ids": paddle.to_tensor(ids[None])}
     expected = decoder.embedding(inputs["input_ids"]).numpy()
-    np.testing.assert_array_equal(decoder.embed(inputs).numpy(), expected)
-    np.testing.assert_array_equal(decoder.embed({**inputs, **empty, "audio_states": without}).numpy(), expected)
+    embeddings = decoder.embed({**inputs, **empty, "audio_states": without})
+    np.testing.assert_array_equal(embeddings.numpy(), expected)
+    embeddings.sum().backward()
+    of_towers = [weight.grad for tower in decoder.towers for weight in tower.parameters() if not weight.stop_gradient]
+    assert all(gradient is not None and not gradient.numpy().any() for gradient in of_towers)
+    monkeypatch.setattr(type(decoder.towers[0]), "forward", None)
+    np.testing.assert_array_equal(decoder.embed(inputs).numpy(), expected)  # as in the prefill of a text
 
 
 @pytest.mark.parametrize("family", FAMILIES)
