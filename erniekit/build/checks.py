@@ -305,7 +305,8 @@ def check_scoring_libraries(config: Config) -> None:
     """Raise ConfigurationError if answers are to be scored and a library for that is not installed."""
     if not (config.basic.do_eval and config.evaluation.eval_answers) or config.stage.reads_text:
         return
-    kinds = set(config.evaluation.eval_dataset_type)
+    section = config.evaluation
+    kinds = set(config.training.train_dataset_type if section.eval_split else section.eval_dataset_type)
     if kinds != {TRANSCRIPTS} and (absent := _absent(SCORING_LIBRARIES)):
         raise ConfigurationError(scoring_libraries_missing(", ".join(absent)))
     if TRANSCRIPTS in kinds and (absent := _absent(TRANSCRIPT_LIBRARIES)):
