@@ -183,14 +183,26 @@ def test_the_encoder_learns_at_its_own_rate(listener: ModelConfig) -> None:
     [
         ({}, {}, ""),
         ({"audio_lr_ratio": 0.1}, {"audio_learning_rate": 0.1}, ""),
-        ({"audio_lr_ratio": 0.1, "freeze_config": "freeze_audio"}, {}, "nothing of the audio encoder is trained"),
-        ({"audio_lr_ratio": 0.1, "lora": True}, {}, "nothing of the audio encoder is trained"),
+        (
+            {"audio_lr_ratio": 0.1, "freeze_config": "freeze_audio"},
+            {},
+            "`audio_lr_ratio: 0.1` has no effect: nothing of the audio encoder",
+        ),
+        (
+            {"audio_lr_ratio": 0.1, "lora": True},
+            {},
+            "`audio_lr_ratio: 0.1` has no effect: nothing of the audio encoder",
+        ),
         (
             {"audio_lr_ratio": 0.1, "lora": True, "lora_target_modules": "audio_tower"},
             {"audio_learning_rate": 0.1},
             "",
         ),
-        ({"lora": True, "freeze_config": "freeze_audio"}, {}, "changes nothing: `lora: true` freezes all weights"),
+        (
+            {"lora": True, "freeze_config": "freeze_audio"},
+            {},
+            "`freeze_config: freeze_audio` changes nothing: `lora: true` freezes all weights",
+        ),
     ],
     ids=str,
 )
