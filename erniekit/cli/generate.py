@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from erniekit.model.quantization.settings import Fp8, WeightOnly
 from erniekit.terminal import escape_control_characters
 
 if TYPE_CHECKING:
+    from erniekit.data.templates.transcription import Request
     from erniekit.inference.engine import ChatModel
 
 CONFIGURATIONS = (".yaml", ".yml", ".json")
@@ -103,14 +105,26 @@ def _answer_file(options: argparse.Namespace, parameters: Config) -> int:
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that `generate` and `chat` share; defaults and bounds come from the schema."""
+    add_model_options(parser)
+    parser.add_argument(
+        "overrides", nargs="*", default=[], metavar="name=value", help="parameters that override those of a file"
+    )
+    parser.add_argument("--system", default="", help="system text that goes before the dialogue")
+    parser.add_argument("--seed", help="seed of sampling (default 42)")
+    defaults = GenerationParameters()
+    for name, text in HELP.items():
+        default = getattr(defaults, name)
+        shown = "the model's limit" if default is None else default
+        parser.add_argument(f"--{name.replace('_', '-')}", metavar="X", help=f"{text} (default {shown})")
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """Add MODEL and the options that say how it is loaded."""
     parser.add_argument(
         "model",
         type=Path,
         help="a model folder, an output_dir, a checkpoint, an exported program, a model of a hub, or a YAML or JSON "
         "file: the configuration of a run, or one with model_name_or_path",
-    )
-    parser.add_argument(
-        "overrides", nargs="*", default=[], metavar="name=value", help="parameters that override those of a file"
     )
     hubs = parser.add_mutually_exclusive_group()
     for hub in HUBS:
@@ -123,23 +137,20 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ignore-config-keys", metavar="KEYS", help="keys of the model's config.json that change nothing: a,b"
     )
-    parser.add_argument("--system", default="", help="system text that goes before the dialogue")
-    parser.add_argument("--seed", help="seed of sampling (default 42)")
     parser.add_argument("--device", help="auto, cpu, gpu or gpu:N (default auto)")
     parser.add_argument("--enable-thinking", metavar="BOOL", help="for chat templates that have this switch")
     parser.add_argument(
         "--chat-template-kwargs", metavar="NAME=VALUE", help="variables of the chat template, with commas between them"
     )
-    defaults = GenerationParameters()
-    for name, text in HELP.items():
-        default = getattr(defaults, name)
-        shown = "the model's limit" if default is None else default
-        parser.add_argument(f"--{name.replace('_', '-')}", metavar="X", help=f"{text} (default {shown})")
 
 
-def generation_parameters(options: argparse.Namespace, verb: str = "generate") -> Config:
+MODEL_PARAMETERS = ("device", "ignore_config_keys", "enable_thinking", "chat_template_kwargs")
+
+
+def generation_parameters(
+    options: argparse.Namespace, verb: str = "generate", names: Sequence[str] = (*HELP, "seed", *MODEL_PARAMETERS)
+) -> Config:
     """Return the options, over the values of a configuration file if MODEL is one, as validated parameters."""
-    names = (*HELP, "seed", "device", "ignore_config_keys", "enable_thinking", "chat_template_kwargs")
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     given |= {hub.parameter: "true" for hub in HUBS if getattr(options, hub.parameter)}
     words = [*options.overrides, *(f"{name}={value}" for name, value in given.items())]
@@ -176,8 +187,12 @@ def model_folder(options: argparse.Namespace, parameters: Config) -> Path:
     return find_model_folder(name, hub, parameter="model_name_or_path")
 
 
-def load_model(options: argparse.Namespace, parameters: Config) -> ChatModel:
-    """Load MODEL, with its adapters."""
+def load_model(options: argparse.Namespace, parameters: Config, request: Request | None = None) -> ChatModel:
+    """Load MODEL, with its adapters.
+
+    Args:
+        request: how it is asked for transcripts; None: as the run that trained it did.
+    """
     from erniekit.inference.engine import ChatModel
 
     return ChatModel.load(
@@ -186,6 +201,7 @@ def load_model(options: argparse.Namespace, parameters: Config) -> ChatModel:
         ignored_keys=parameters.basic.ignore_config_keys,
         template_variables=template_variables(parameters.basic),
         quantization=_weights_in_few_bits(parameters),
+        request=request,
     )
 
 
