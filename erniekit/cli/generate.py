@@ -21,6 +21,7 @@ from erniekit.model.quantization.settings import Fp8, WeightOnly
 from erniekit.terminal import escape_control_characters
 
 if TYPE_CHECKING:
+    from erniekit.data.media.clip import Clip
     from erniekit.data.templates.transcription import Request
     from erniekit.inference.engine import ChatModel
 
@@ -42,7 +43,7 @@ def run(arguments: list[str]) -> int:
         epilog='Example: erniekit generate output/quickstart/sft --prompt "What is 2 + 3?" --temperature 0',
     )
     add_model_arguments(parser)
-    prompt_group = parser.add_mutually_exclusive_group(required=True)
+    prompt_group = parser.add_mutually_exclusive_group()
     prompt_group.add_argument("--prompt", action="append", help="a user's message; may be given several times")
     prompt_group.add_argument(
         "--prompts",
@@ -56,14 +57,17 @@ def run(arguments: list[str]) -> int:
         metavar="FILE",
         help="write the answers to --prompts to this file, as JSON lines (default: print them)",
     )
+    parser.add_argument(
+        "--audio",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="recordings that stand before each --prompt in the user's message; without a prompt one recording is "
+        "transcribed (several, or long ones: erniekit transcribe)",
+    )
     parser.add_argument("--raw", action="store_true", help="continue the text as it is, without the chat template")
     options = parse_with_overrides(parser, arguments)
-    if options.raw and options.system:
-        parser.error(
-            "--raw continues the text without the chat template, and --system needs the template; drop one of them"
-        )
-    if options.output and not options.prompts:
-        parser.error("--output needs --prompts FILE; answers to --prompt are printed")
+    _check_words(parser, options)
     parameters = generation_parameters(options)
     if options.prompts:
         return _answer_file(options, parameters)
@@ -72,12 +76,38 @@ def run(arguments: list[str]) -> int:
 
     model = load_model(options, parameters)
     sampling = sampling_from(parameters.generation, parameters.training.seed)
-    answers = model.answer(options.prompt, sampling, system=options.system, raw=options.raw)
-    for prompt, answer in zip(options.prompt, answers, strict=True):
+    prompts = options.prompt or [""]
+    answers = model.answer(prompts, sampling, system=options.system, raw=options.raw, clips=_clips(options.audio))
+    for prompt, answer in zip(prompts, answers, strict=True):
         if len(answers) > 1:
             print(f"> {escape_control_characters(prompt)}")
         print(escape_control_characters(answer))
     return 0
+
+
+def _check_words(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Exit with a message about options that do not go together."""
+    if not (options.prompt or options.prompts or options.audio):
+        parser.error("one of the arguments --prompt --prompts --audio is required")
+    if options.audio and options.prompts:
+        parser.error("--audio belongs to --prompt; the records of --prompts name their own recordings (`audios`)")
+    if options.audio and len(options.audio) > 1 and not options.prompt:
+        parser.error(
+            "--audio with several recordings needs --prompt TEXT; `erniekit transcribe` writes down each of them"
+        )
+    if options.raw and (options.system or options.audio):
+        other = "--system" if options.system else "--audio"
+        parser.error(
+            f"--raw continues the text without the chat template, and {other} needs the template; drop one of them"
+        )
+    if options.output and not options.prompts:
+        parser.error("--output needs --prompts FILE; answers to --prompt are printed")
+
+
+def _clips(paths: Sequence[Path] | None) -> list[Clip]:
+    from erniekit.data.media.clip import Clip
+
+    return [Clip(str(path.expanduser().absolute())) for path in paths or ()]
 
 
 def _answer_file(options: argparse.Namespace, parameters: Config) -> int:

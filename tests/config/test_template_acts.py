@@ -155,8 +155,8 @@ def test_chat_goes_on_where_a_template_rewrites_turns(
     (saved_model / "chat_template.jinja").write_text(refusing + told + QWEN3.replace("<|im_end|>", "</s>"))
     shown: list[str] = []
 
-    def answer(self: Any, tokens: list[int], *_: Any) -> Any:
-        shown.append(self.tokenizer.decode(tokens, skip_special_tokens=False))
+    def answer(self: Any, prompt: Any, *_: Any) -> Any:
+        shown.append(self.tokenizer.decode(prompt.ids, skip_special_tokens=False))
         return iter(["<think>\nhm\n</think>\n\nfine"])
 
     monkeypatch.setattr("erniekit.inference.engine.ChatModel.stream", answer)
