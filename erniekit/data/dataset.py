@@ -6,12 +6,13 @@ import hashlib
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
 
 from erniekit.data.conversation import Source, check_probabilities
+from erniekit.data.encode import MIN_SCORE_DIFFERENCE
 from erniekit.data.formats.files import file_problem
 from erniekit.data.formats.media_paths import media_folders
 from erniekit.data.formats.problems import ProblemList, RecordProblem, SkippedRecords, SourceProblems
@@ -29,7 +30,7 @@ from erniekit.data.recording_facts import (
 )
 from erniekit.data.templates.ernie import IGNORE_INDEX, Sample, Template
 from erniekit.data.token_cache import FORMAT_VERSION, MANIFEST, Metadata, TokenArrays, TokenWriter, open_or_build
-from erniekit.data.tokenize import MIN_SCORE_DIFFERENCE, RecordCounts, TokenizationSettings, tokenise
+from erniekit.data.tokenize import RecordCounts, TokenizationSettings, tokenise
 from erniekit.data.tokenizers.tokenizer import Tokenizer
 from erniekit.errors import DataError
 
@@ -331,7 +332,7 @@ def open_dataset(
         name = f"{key}-{FORMAT_VERSION}{_place(source, settings)}{'-skip' if settings.skips_bad_records else ''}"
         folder = Path(cache_dir) / name
         try:
-            tokens = open_or_build(folder, _builder(source, settings, problems), recordings_unchanged)
+            tokens = open_or_build(folder, _builder(source, settings, problems), partial(_is_current, settings))
         except _SourceSkippedError:
             continue
         fingerprint.update(lengths_digest(tokens.metadata).encode())
@@ -457,6 +458,12 @@ def _place(source: Source, settings: TokenizationSettings) -> str:
         return ""
     folders = media_folders(source.path, source.media_dir)
     return "-" + hashlib.blake2b(repr(folders).encode(), digest_size=4).hexdigest()
+
+
+def _is_current(settings: TokenizationSettings, arrays: TokenArrays) -> bool:
+    """Return whether the recordings are as they were. Those of skipped records are not known: look again."""
+    may_have_been_mended = settings.audio and settings.skips_bad_records and arrays.metadata.get("skipped")
+    return not may_have_been_mended and recordings_unchanged(arrays)
 
 
 def _check_split(dataset: Dataset) -> None:

@@ -44,6 +44,7 @@ from erniekit.model.decoder import Decoder
 from erniekit.model.device import use_device
 from erniekit.model.lora.folder import ADAPTER_CONFIG_FILE
 from erniekit.model.lora.lora import load_adapters, merge_adapters
+from erniekit.model.processor_files import write_processor_files
 from erniekit.model.quantization.fp8 import read_averages, write_averages
 from erniekit.model.quantization.settings import Fp8
 from erniekit.model.storage.packed_tensors import CONFIG_KEY
@@ -173,6 +174,9 @@ def _write_hugging_face(
     if isinstance(form, Float8Format):
         write_averages(folder, form.averages)  # read by FP8 runs; others read `input_scale`
     _write_json(folder / GENERATION_CONFIG_FILE, _generation_config(model, weights.config))
+    if architecture.audio is not None:
+        sources = [source for source in (model.folder, model.base) if source]
+        write_processor_files(folder, sources, architecture.audio(weights.config))
     difference = measure(folder)
     logger.info(f"logits compared with the trained model's: {difference}")
     return {

@@ -12,12 +12,16 @@ import pytest
 from paddle import nn
 
 from erniekit.build.adapters import adapter_plan, lora_settings
+from erniekit.build.layout import workload
 from erniekit.build.parts import frozen_parts, part_notes, relative_learning_rates
 from erniekit.config.sections.training import TrainingParameters
+from erniekit.distributed.planning.communication import step_bytes
+from erniekit.distributed.planning.memory import Workload, training_memory
+from erniekit.distributed.topology import Topology
 from erniekit.errors import ConfigurationError
 from erniekit.model.architectures.architecture import Tower
 from erniekit.model.architectures.model_config import ModelConfig
-from erniekit.model.architectures.parts import ALIGNER, decoder_linears, named_parts, part_of, parts_of
+from erniekit.model.architectures.parts import ALIGNER, decoder_linears, named_parts, part_of, part_sizes, parts_of
 from erniekit.model.architectures.registry import ARCHITECTURES
 from erniekit.model.architectures.sharding import REPLICATED_LINEAR
 from erniekit.model.builder import build_model
@@ -244,3 +248,15 @@ def test_an_encoder_is_not_quantized(listener: ModelConfig) -> None:
     whole = named_weights(build_model(listener, None, seed=3))
     for name in (ENCODER, PROJECTOR):
         np.testing.assert_array_equal(named_weights(model)[name].numpy(), whole[name].numpy())
+
+
+def test_estimates_count_what_is_trained(listener: ModelConfig) -> None:
+    """Frozen parts have weights, but neither gradients nor moments, and nothing of them is sent."""
+    work = Workload(batch_size=1, max_seq_len=16)
+    whole, part = (training_memory(listener, replace(work, frozen=frozenset(parts))) for parts in ((), ("llm",)))
+    sizes = part_sizes(listener.architecture, listener.weight_shapes())
+    assert part["parameters"] == whole["parameters"] and part["gradients"] == 4 * (sizes["audio"] + sizes["aligner"])
+    assert part["optimizer"] == 2 * part["gradients"] and part["workspace"] <= whole["workspace"]
+    sent = [step_bytes(listener, replace(work, frozen=frozenset(parts)), Topology(data=2)) for parts in ((), ("llm",))]
+    assert sent[1]["data"] == part["gradients"] < sent[0]["data"] == whole["gradients"]
+    assert workload(load(freeze_config="freeze_llm"), listener).frozen == {"llm"}

@@ -130,6 +130,13 @@ def test_problems_of_recordings_name_the_line(open_spoken, records, tmp_path):
     assert kept.report.sources[0].skipped == 3
 
 
+def test_a_skipped_recording_is_read_once_it_is_mended(open_spoken, records, tmp_path):
+    bad = [*records, spoken(["sound/late.wav"], "late")]
+    assert len(open_spoken(bad, on_bad_record="skip")) == len(records)
+    write_recording(tmp_path / "sound" / "late.wav", 0.2)
+    assert len(open_spoken(bad, on_bad_record="skip")) == len(bad)
+
+
 def test_a_model_without_an_encoder_refuses_recordings(open_spoken, records):
     with pytest.raises(DataError, match=r"data\.jsonl:2: record: expected text, got a recording, but the model"):
         open_spoken(records, audio=None)

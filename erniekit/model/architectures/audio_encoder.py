@@ -83,10 +83,11 @@ def encoder_config(
         layerdrop: the key of the probability to skip a layer in training, which must be 0.
     """
     defaults = AudioEncoderSizes._field_defaults
+    most = dict.fromkeys(defaults, 2**20) | {"num_hidden_layers": 2_000}
     return EncoderConfig(
         model_type,
         AudioEncoderSizes,
-        keys={name: Key(int, 1, default=default, most=2**20) for name, default in defaults.items()},
+        keys={name: Key(int, 1, default=default, most=most[name]) for name, default in defaults.items()},
         key_names=key_names or {},
         aliases=aliases or {},
         neutral={**_NEUTRAL, layerdrop: (0, 0.0)},
