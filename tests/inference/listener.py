@@ -19,7 +19,7 @@ TEMPLATE = """\
 {%- if message['content'] is string %}{{ message['content'] }}
 {%- else %}{%- for part in message['content'] %}
 {{- '<mask:0>' if part['type'] == 'audio' else part['text'] }}{%- endfor %}{%- endif %}{{ '<|end_of_sentence|>' }}
-{%- endfor %}{%- if add_generation_prompt %}{{ 'assistant: ' }}{%- endif %}"""
+{%- endfor %}{%- if add_generation_prompt %}{{ '<|begin_of_sentence|>assistant: ' }}{%- endif %}"""
 CONFIG = {
     "model_type": "qwen2_audio",
     "architectures": ["Qwen2AudioForConditionalGeneration"],
