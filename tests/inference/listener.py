@@ -30,7 +30,7 @@ CONFIG = {
     },
     "text_config": {
         "model_type": "qwen2", "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2,
-        "num_key_value_heads": 1, "num_hidden_layers": 2, "max_position_embeddings": 256, "rms_norm_eps": 1e-5,
+        "num_key_value_heads": 2, "num_hidden_layers": 2, "max_position_embeddings": 256, "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0, "vocab_size": 512, "hidden_act": "silu", "tie_word_embeddings": False,
         "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "initializer_range": 0.3,
     },

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -68,3 +70,23 @@ def test_error_rates_from_training_to_the_card(
     assert "`text_normalizer: basic`" in body and f"| `{held_out[1]}` | {basic.metrics['wer']:.2%} |" in body
     with pytest.raises(ModelFileError, match=r"programs .* read text only"):
         export_model(run.output, tmp_path / "program", Config.load(None, (), verb="export"), form="inference")
+
+
+@pytest.mark.slow
+def test_stages_of_a_pipeline_write_the_same_transcripts(
+    speech: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    model = listener_folder(tmp_path_factory.mktemp("listener"))
+    config = {
+        "model_name_or_path": str(model), "do_train": False, "do_eval": True,
+        "eval_dataset_path": str(speech / "new.jsonl"), "eval_dataset_type": "asr", "eval_answers": 4,
+        "device": "cpu", "max_seq_len": 128, "output_dir": str(tmp_path / "one"),
+    }  # fmt: skip
+    (tmp_path / "eval.yaml").write_text(yaml.safe_dump(config))
+    words = [f"model_name_or_path={model}", f"output_dir={tmp_path / 'two'}", "pipeline_parallel_degree=2"]
+    command = [sys.executable, "-m", "erniekit", "eval", str(tmp_path / "eval.yaml"), *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    run_evaluation(evaluation_config(tmp_path / "eval.yaml", words[:1]))
+    one, two = ((tmp_path / name / "eval_samples.jsonl").read_text() for name in ("one", "two"))
+    assert one == two and len(one.splitlines()) == 4
