@@ -218,7 +218,7 @@ def _encoded_request(model: ChatModel, language: str) -> list[list[int]]:
         return [segment.text for segment in model.template.render(request)]
 
     texts = rendered(language)
-    if language and texts == rendered("xx" if language != "xx" else "yy"):
+    if language and texts == rendered("de" if language == "en" else "en"):
         logger.warning("no effect: --language, because the model's request for a transcript names no language")
     return model.tokenizer.encode_batch(texts)
 

@@ -19,7 +19,12 @@ from erniekit.inference.engine import ChatModel
 from erniekit.inference.sampling import Sampling
 from erniekit.inference.transcribe import Failure, Piece, Transcript, TranscriptionSettings, transcribe
 from erniekit.inference.transcript_files import content, plan, write_transcript
+from erniekit.model.architectures.model_config import ModelConfig
+from erniekit.model.builder import build_model
+from erniekit.model.weights import save_model_folder
+from tests.data.vocabularies import write_tekken
 from tests.inference.listener import WINDOW_SECONDS, listener_folder, write_sound
+from tests.model.tiny_audio import VOXTRAL
 
 SHORT = TranscriptionSettings(max_new_tokens=6)
 
@@ -166,3 +171,29 @@ def test_folders_keep_their_shape(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="never overwritten"):
         write_transcript("new", tmp_path / "one.txt")
     assert (tmp_path / "one.txt").read_text() == "kept" and not list(tmp_path.glob(".writing*"))
+
+
+def test_voxtral_is_told_the_language(tmp_path: Path, folder: Path) -> None:
+    base = write_tekken(tmp_path / "voxtral")
+    shape = {
+        **VOXTRAL,
+        "text_config": {**VOXTRAL["text_config"], "vocab_size": 360},
+        "audio_config": {**VOXTRAL["audio_config"], "max_source_positions": 20},
+    }
+    save_model_folder(build_model(ModelConfig.from_json(shape), None, seed=3), base)
+    voxtral = ChatModel.load(base)
+    asked: list[str] = []
+    answer_batch = ChatModel.answer_batch
+
+    def observed(self: ChatModel, prompts: Any, *rest: Any, **named: Any) -> Any:
+        asked.append(self.tokenizer.decode(prompts[0].ids, skip_special_tokens=False))
+        return answer_batch(self, prompts, *rest, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ChatModel, "answer_batch", observed)
+        for language in ("", "en", "de"):
+            (found,) = transcribe(voxtral, [folder / "1.wav"], replace(SHORT, language=language))
+            assert isinstance(found, Transcript)
+    assert ["lang:" in text for text in asked] == [False, True, True] and "lang:de" in asked[2]
+    with pytest.raises(DataError, match="two-letter"):
+        list(transcribe(voxtral, [folder / "1.wav"], replace(SHORT, language="german")))

@@ -8,6 +8,8 @@ import pytest
 import torch
 import transformers
 
+from erniekit.inference.generation import generate
+from erniekit.inference.sampling import Sampling
 from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.builder import build_model
 from erniekit.model.head import token_loss
@@ -165,6 +167,9 @@ def test_greedy_text_agrees(case, tmp_path):
         for _ in expected:
             written.append(int(prompt.our_logits(ours, written)[0, -1].argmax()))
     assert written == expected
+    audio = audio_arrays(ours.config, np.array(prompt.ids), prompt.features, prompt.frames)
+    arrays = {name: tensor.numpy() for name, tensor in audio.items()}
+    assert generate(ours, [prompt.ids], Sampling(max_new_tokens=12), audio=arrays) == [expected]  # with a cache
 
 
 @every_case
