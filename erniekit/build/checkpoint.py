@@ -31,6 +31,7 @@ from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.decoder import Decoder
 from erniekit.model.local_tensors import LocalTensors, SingleProcessTensors, local_tensors
 from erniekit.model.lora.lora import base_fingerprint, local_adapters, named_adapter_weights, save_adapters
+from erniekit.model.processor_files import write_processor_files
 from erniekit.model.quantization.fp8 import read_averages, write_averages
 from erniekit.model.weights import (
     GENERATION_CONFIG_FILE,
@@ -166,6 +167,8 @@ class ModelWriter:
             write_averages(folder, averages)
         if self.config.lora.lora:
             save_companion_files(self.model, folder, self.tokenizer_files)
+        if (audio := self.model.config.architecture.audio) is not None:
+            write_processor_files(folder, [model_folder(self.config)], audio(self.model.config))
         path = folder / GENERATION_CONFIG_FILE
         merged = {**json.loads(path.read_text(encoding="utf-8")), **self.generation}
         path.write_text(json.dumps(merged, indent=2, sort_keys=True) + "\n", encoding="utf-8")

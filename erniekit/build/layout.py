@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from erniekit.build.adapters import adapter_plan
+from erniekit.build.parts import frozen_parts
 from erniekit.build.quantization import quantization_from
 from erniekit.config.sections.checkpoint import moment_quantization, saves_asynchronously
 from erniekit.config.sections.dpo import reference_mode
@@ -141,6 +142,7 @@ def workload(config: Config, model: ModelConfig) -> Workload:
         dense_mask=config.uses_dense_mask,
         reference_copy=config.stage.needs_reference and mode == "copy",
         adapters=adapters.settings if adapters else None,
+        frozen=frozen_parts(config, model),
         sharding=SHARDING_LEVELS[config.distributed.sharding],
         weight_only=quantization if isinstance(quantization, WeightOnly) else None,
         checkpoint_value=_checkpoint_value(config),

@@ -14,12 +14,14 @@ from pathlib import Path
 from erniekit.config import Config
 from erniekit.data.tokenizers.files import TOKENIZER_FILES
 from erniekit.errors import ModelFileError
+from erniekit.model.processor_files import PROCESSOR_FILES
 from erniekit.model.storage.model_folder import read_shard_index
 
 MODEL_CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
 WEIGHTS_INDEX = "model.safetensors.index.json"
 DESCRIPTION_FILES = (
     MODEL_CONFIG, "generation_config.json", *TOKENIZER_FILES, WEIGHTS_INDEX, ADAPTER_CONFIG, "lora_config.json",
+    *PROCESSOR_FILES,
 )  # fmt: skip
 WEIGHT_FILES = "*.safetensors"
 _NAME = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?", re.ASCII)

@@ -12,14 +12,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from erniekit.build.checks import TRANSCRIPTS
+from erniekit.build.data import audio_inputs
 from erniekit.data.conversation import ASSISTANT, Conversation, Preference, Source
 from erniekit.data.eval_sampler import source_names
 from erniekit.data.formats.format import Record
 from erniekit.data.formats.problems import RecordProblem
+from erniekit.data.media.errors import RecordingError
+from erniekit.data.placeholders import EncodedPrompt, encode_prompt_with_clips
 from erniekit.data.split import read_part
-from erniekit.data.templates.ernie import Template, encode_prompt
+from erniekit.data.templates.ernie import Template
 from erniekit.data.tokenizers.tokenizer import Tokenizer
 from erniekit.inference.answer_metrics import AnswerScores, check_libraries, merge_scores
+from erniekit.inference.audio_prompts import batches, prompt_audio
 from erniekit.inference.generation import generate, length_limit
 from erniekit.inference.sampling import Sampling
 from erniekit.model.decoder import Decoder
@@ -94,7 +98,7 @@ class GenerationEvaluator:
                 eval_prompts = _select_eval_prompts(source, self._count)
                 while block := list(islice(eval_prompts, MAX_BATCH_SIZE)):
                     fitting = [
-                        (eval_prompt, tokens) for eval_prompt in block if (tokens := self._prompt(decoder, eval_prompt))
+                        (eval_prompt, prompt) for eval_prompt in block if (prompt := self._prompt(decoder, eval_prompt))
                     ]
                     skipped += len(block) - len(fitting)
                     for (eval_prompt, _), answer in zip(fitting, self._answers(decoder, fitting), strict=True):
@@ -108,17 +112,28 @@ class GenerationEvaluator:
         if cut:
             metrics["answers_cut"] = float(cut)
         if skipped:
-            metrics["answers_skipped"] = float(skipped)  # the prompt leaves no room for an answer
+            metrics["answers_skipped"] = float(skipped)  # no room for an answer, or a recording that cannot be read
         return ExtraMetrics(metrics, {name: part.metrics() for name, part in scores.items()})
 
-    def _prompt(self, decoder: Decoder, eval_prompt: EvalPrompt) -> list[int]:
-        """Return the token ids of a prompt; empty if they leave no room for an answer."""
-        tokens = encode_prompt(self._template, self._tokenizer, eval_prompt.dialogue)
-        return tokens if len(tokens) < length_limit(decoder, None) else []
+    def _prompt(self, decoder: Decoder, eval_prompt: EvalPrompt) -> EncodedPrompt | None:
+        """Return a dialogue encoded; None if it leaves no room for an answer, or if a recording cannot be read, which
+        was told when the dataset was opened."""
+        try:
+            prompt = encode_prompt_with_clips(
+                self._template, self._tokenizer, eval_prompt.dialogue, audio_inputs(decoder.config)
+            )
+        except RecordingError:
+            return None
+        return prompt if 0 < len(prompt.ids) < length_limit(decoder, None) else None
 
-    def _answers(self, decoder: Decoder, asked: Sequence[tuple[EvalPrompt, list[int]]]) -> list[GeneratedAnswer]:
-        if not asked:
-            return []
+    def _answers(self, decoder: Decoder, asked: Sequence[tuple[EvalPrompt, EncodedPrompt]]) -> list[GeneratedAnswer]:
+        inputs, prompts = audio_inputs(decoder.config), [prompt for _, prompt in asked]
+        rows = batches(prompts, range(len(prompts)), MAX_BATCH_SIZE, inputs)
+        return [answer for batch in rows for answer in self._answer_batch(decoder, [asked[row] for row in batch])]
+
+    def _answer_batch(
+        self, decoder: Decoder, asked: Sequence[tuple[EvalPrompt, EncodedPrompt]]
+    ) -> list[GeneratedAnswer]:
         expected = self._tokenizer.encode_batch([f"{each.thoughts}{each.expected}" for each, _ in asked])
         limits = [2 * len(tokens) + 16 for tokens in expected]
         sampling = Sampling(
@@ -126,7 +141,9 @@ class GenerationEvaluator:
             temperature=0.0,
             stop_token_ids=tuple(self._template.stop_token_ids),
         )
-        answers = generate(decoder, [tokens for _, tokens in asked], sampling)
+        prompts = [prompt for _, prompt in asked]
+        audio = prompt_audio(prompts, audio_inputs(decoder.config))
+        answers = generate(decoder, [prompt.ids for prompt in prompts], sampling, audio=audio)
         return [
             GeneratedAnswer(self._tokenizer.decode(tokens[:limit]), cut=len(tokens) > limit)
             for tokens, limit in zip(answers, limits, strict=True)

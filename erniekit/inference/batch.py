@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
+from erniekit.data.placeholders import EncodedPrompt
 from erniekit.errors import DataError, UserError
 from erniekit.inference.engine import MAX_BATCH_SIZE, ChatModel
 from erniekit.inference.generation import check_prompt
@@ -23,8 +24,8 @@ WINDOW = 16 * MAX_BATCH_SIZE  # prompts that are sorted by length and written to
 
 def encode_prompts(
     model: ChatModel, prompts: Sequence[Prompt], path: Path, sampling: Sampling, *, system: str = "", raw: bool = False
-) -> list[list[int]]:
-    """Return the token ids of every prompt; report all prompts that cannot be answered before the first answer.
+) -> list[EncodedPrompt]:
+    """Return every prompt encoded; report all prompts that cannot be answered before the first answer.
 
     Args:
         system: system text for dialogues without one.
@@ -37,14 +38,15 @@ def encode_prompts(
     for prompt in prompts:
         try:
             dialogue = prompt.conversation
-            if raw and (len(dialogue.turns) > 1 or dialogue.system):
-                raise DataError("the record is a dialogue, and --raw continues a single text; drop --raw")
+            if raw and (len(dialogue.turns) > 1 or dialogue.system or dialogue.clips):
+                what = "has a recording" if dialogue.clips else "is a dialogue"
+                raise DataError(f"the record {what}, and --raw continues a single text; drop --raw")
             if raw:
-                tokens = model.encode_text(prompt.text)
+                own = model.encode_text(prompt.text)
             else:
-                tokens = model.encode(replace(dialogue, system=dialogue.system or system))
-            check_prompt(model.decoder, tokens, sampling, prompt.line)
-            encoded.append(tokens)
+                own = model.encode(replace(dialogue, system=dialogue.system or system))
+            check_prompt(model.decoder, own.ids, sampling, prompt.line)
+            encoded.append(own)
         except UserError as error:
             problems.append(f"{path}:{prompt.line}: {error}")
     if problems:
@@ -54,9 +56,10 @@ def encode_prompts(
 
 
 def answer_records(
-    model: ChatModel, prompts: Sequence[Prompt], encoded: Sequence[Sequence[int]], sampling: Sampling
+    model: ChatModel, prompts: Sequence[Prompt], encoded: Sequence[EncodedPrompt], sampling: Sampling
 ) -> Iterator[dict[str, Any]]:
-    """Yield a record for each prompt, in order: `prompt`, `answer`, and `messages` and `reference` if there are any."""
+    """Yield a record for each prompt, in order: `prompt`, `answer`, and `messages`, `audios` and `reference` if there
+    are any."""
     for start in range(0, len(prompts), WINDOW):
         window = range(start, min(start + WINDOW, len(prompts)))
 
@@ -105,6 +108,8 @@ def _record(prompt: Prompt, answer: str) -> dict[str, Any]:
     if len(conversation.turns) > 1 or conversation.system:
         system = [{"role": "system", "content": conversation.system}] if conversation.system else []
         record["messages"] = system + [{"role": turn.role, "content": turn.content} for turn in conversation.turns]
+    if conversation.clips:
+        record["audios"] = [clip.path for clip in conversation.clips]
     if prompt.reference is not None:
         record["reference"] = prompt.reference
     return record

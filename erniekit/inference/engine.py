@@ -11,14 +11,20 @@ from typing import Any
 import paddle
 
 from erniekit.build.checks import answering_folders, tokenizer_folder, warn_of_unused_variables
+from erniekit.build.data import audio_inputs
 from erniekit.build.quantization import base_of_adapters
 from erniekit.config.sections.generation import GenerationParameters
 from erniekit.data.conversation import ASSISTANT, USER, Conversation, Turn
-from erniekit.data.templates.ernie import Template, chat_template, encode_prompt
+from erniekit.data.media.audio_batch import read_placed
+from erniekit.data.media.clip import AudioInputs, Clip, ContentClip
+from erniekit.data.placeholders import EncodedPrompt, encode_prompt_with_clips
+from erniekit.data.templates.ernie import Template, chat_template
+from erniekit.data.templates.transcription import DEFAULT_REQUEST, Request
 from erniekit.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from erniekit.errors import DataError, ModelFileError
 from erniekit.export.saved_program import SavedProgram
 from erniekit.export.trained_model import ignored_config_keys, run_parameters
+from erniekit.inference.audio_prompts import ReadClip, batches, prompt_audio
 from erniekit.inference.generation import TextModel, check_prompt, generate, length_limit, stream
 from erniekit.inference.sampling import Sampling
 from erniekit.model.architectures.model_config import ModelConfig
@@ -46,11 +52,16 @@ def sampling_from(parameters: GenerationParameters, seed: int) -> Sampling:
 
 @dataclass(frozen=True)
 class ChatModel:
-    """A decoder or an exported program, with its tokenizer and chat template."""
+    """A decoder or an exported program, with its tokenizer and chat template.
+
+    Attributes:
+        audio: what the model's encoder takes of recordings; None: it has none.
+    """
 
     decoder: TextModel
     tokenizer: Tokenizer
     template: Template
+    audio: AudioInputs | None = None
 
     @classmethod
     def load(
@@ -63,6 +74,7 @@ class ChatModel:
         ignored_keys: Sequence[str] = (),
         template_variables: Mapping[str, Any] | None = None,
         quantization: WeightOnly | None = None,
+        request: Request | None = None,
     ) -> ChatModel:
         """Load a model folder, an `output_dir` or a checkpoint; a folder of adapters together with its base model; or
         an exported program.
@@ -73,6 +85,7 @@ class ChatModel:
             template_variables: variables of the chat template, such as `enable_thinking`.
             quantization: how linear weights are kept in few bits; None: as they are stored, and under adapters as in
                 their training.
+            request: how transcripts are asked for; None: as in the run that trained the model.
 
         Raises:
             ModelFileError: a folder or one of its files is missing or damaged.
@@ -87,9 +100,12 @@ class ChatModel:
         quantization = base or quantization
         config = ModelConfig.from_folder(folder, (*ignored_keys, *ignored_config_keys(run)))
         decoder = build_model(config, weights, adapters=adapters, seed=seed, quantization=quantization)
-        template = chat_template(tokenizer, template_variables)
+        audio = audio_inputs(config)
+        if audio is not None and request is None:
+            request = trained_request(adapters or folder)
+        template = chat_template(tokenizer, template_variables, request or DEFAULT_REQUEST)
         warn_of_unused_variables(template, template_variables or {})
-        return cls(decoder, tokenizer, template)
+        return cls(decoder, tokenizer, template, audio)
 
     @classmethod
     def _open_program(
@@ -112,52 +128,76 @@ class ChatModel:
         warn_of_unused_variables(template, template_variables)
         return cls(SavedProgram.open(folder), tokenizer, template)
 
-    def answer(self, prompts: Sequence[str], sampling: Sampling, *, system: str = "", raw: bool = False) -> list[str]:
+    def answer(
+        self,
+        prompts: Sequence[str],
+        sampling: Sampling,
+        *,
+        system: str = "",
+        raw: bool = False,
+        clips: Sequence[Clip] = (),
+    ) -> list[str]:
         """Return one answer for each prompt; sampling depends on a prompt's index in the list, not on the other
         prompts.
 
         Args:
             raw: continue the texts as they are, without the chat template.
+            clips: recordings that stand before each text; where that is empty, the one recording is transcribed.
 
         Raises:
-            UserError: a prompt is empty, too long, or not UTF-8.
+            UserError: a prompt is empty, too long, or not UTF-8; or a recording cannot be read.
         """
         encoded = [
-            self.encode_text(prompt) if raw else self.encode(Conversation((Turn(USER, prompt),), system))
-            for prompt in prompts
+            self.encode_text(prompt) if raw else self.encode(_question(prompt, clips, system)) for prompt in prompts
         ]
         return self.answer_encoded(encoded, sampling, range(len(encoded)))
 
     def answer_encoded(
         self,
-        encoded: Sequence[Sequence[int]],
+        encoded: Sequence[EncodedPrompt],
         sampling: Sampling,
         streams: Sequence[int],
         report: Callable[[int], None] = lambda done: None,
     ) -> list[str]:
-        """Return one answer for each prompt of token ids, computed in batches of similar length.
+        """Return one answer for each encoded prompt, computed in batches of similar length.
 
         Args:
             streams: the number of each prompt's stream of random draws.
             report: called after every batch with the number of prompts answered.
 
         Raises:
-            UserError: a prompt is empty or too long.
+            UserError: a prompt is empty or too long, or one of its recordings cannot be read.
         """
-        for number, tokens in enumerate(encoded, start=1):
-            check_prompt(self.decoder, tokens, sampling, number)
-        by_length = sorted(range(len(encoded)), key=lambda index: len(encoded[index]))
-        sampling = self._with_stop_tokens(sampling)
+        for number, prompt in enumerate(encoded, start=1):
+            check_prompt(self.decoder, prompt.ids, sampling, number)
+        by_length = sorted(range(len(encoded)), key=lambda index: len(encoded[index].ids))
         answers = [""] * len(encoded)
-        for start in range(0, len(by_length), MAX_BATCH_SIZE):
-            rows = by_length[start : start + MAX_BATCH_SIZE]
+        done = 0
+        for rows in batches(encoded, by_length, MAX_BATCH_SIZE, self.audio):
             prompts, numbers = [encoded[row] for row in rows], [streams[row] for row in rows]
-            for row, tokens in zip(rows, generate(self.decoder, prompts, sampling, streams=numbers), strict=True):
+            for row, tokens in zip(rows, self.answer_batch(prompts, sampling, numbers), strict=True):
                 answers[row] = self.tokenizer.decode(tokens)
-            report(start + len(rows))
+            done += len(rows)
+            report(done)
         return answers
 
-    def encode_text(self, text: str) -> list[int]:
+    def answer_batch(
+        self,
+        prompts: Sequence[EncodedPrompt],
+        sampling: Sampling,
+        streams: Sequence[int] | None = None,
+        read: ReadClip = read_placed,
+    ) -> list[list[int]]:
+        """Return the token ids of the answer to each prompt, computed together.
+
+        Args:
+            read: returns the sound of a clip.
+        """
+        audio = prompt_audio(prompts, self.audio, read)
+        ids = [prompt.ids for prompt in prompts]
+        return generate(self.decoder, ids, self._with_stop_tokens(sampling), streams, audio)
+
+    def encode_text(self, text: str) -> EncodedPrompt:
         """Return the token ids of a text without the chat template; control tokens in it are ordinary text.
 
         They begin with what the tokenizer puts before a text (nothing, or BOS).
@@ -168,24 +208,33 @@ class ChatModel:
         _check_utf8(text)
         self._tell_of_control_tokens(text)
         ids = self.tokenizer.encode(self.tokenizer.plain_text(text))
-        return [*self.tokenizer.document_prefix, *ids] if ids else []
+        return EncodedPrompt([*self.tokenizer.document_prefix, *ids] if ids else [])
 
-    def encode(self, conversation: Conversation) -> list[int]:
-        """Return the token ids of a dialogue, ending with the header of the next answer."""
+    def encode(self, conversation: Conversation) -> EncodedPrompt:
+        """Return the token ids of a dialogue, ending with the header of the next answer, and its recordings.
+
+        Raises:
+            DataError: a text is not UTF-8; a recording cannot be read, or the model has no encoder for it; or the
+                template refuses the dialogue.
+        """
+        if conversation.clips and isinstance(self.decoder, SavedProgram):
+            name = conversation.clips[0].path
+            raise DataError(f"{name}: an exported program reads text only; name the trained model in its place")
         for text in (conversation.system, *(turn.content for turn in conversation.turns)):
             _check_utf8(text)
         self._tell_of_control_tokens(conversation.turns[-1].content)
-        return encode_prompt(self.template, self.tokenizer, conversation)
+        return encode_prompt_with_clips(self.template, self.tokenizer, conversation, self.audio)
 
-    def stream(self, tokens: Sequence[int], sampling: Sampling, number: int = 0) -> Iterator[str]:
-        """Yield the answer to encoded tokens in pieces of text, each as soon as it is complete.
+    def stream(self, prompt: EncodedPrompt, sampling: Sampling, number: int = 0) -> Iterator[str]:
+        """Yield the answer to an encoded prompt in pieces of text, each as soon as it is complete.
 
         Args:
             number: of the stream of random draws (see `inference.generation.stream`).
         """
         ids: list[int] = []
         shown = ""
-        for token in stream(self.decoder, tokens, self._with_stop_tokens(sampling), number):
+        audio = prompt_audio([prompt], self.audio)
+        for token in stream(self.decoder, prompt.ids, self._with_stop_tokens(sampling), number, audio):
             ids.append(token)
             text = self.tokenizer.decode(ids)
             if not text.endswith("\ufffd"):  # a character may take several tokens
@@ -202,6 +251,19 @@ class ChatModel:
         token = self.tokenizer.find_control_token(text)
         if token is not None:
             logger.info(f"the text contains {token}; it is read as ordinary text, not as the model's control token")
+
+
+def _question(text: str, clips: Sequence[Clip] = (), system: str = "") -> Conversation:
+    """Return a user's message with recordings before its text; a recording without a text is to be transcribed."""
+    turn = Turn(USER, text, clips=tuple(ContentClip(0, clip) for clip in clips))
+    return Conversation((turn,), system, transcribes=bool(clips) and not text)
+
+
+def trained_request(folder: Path) -> Request:
+    """Return how the run that wrote a folder asked for transcripts; the default if that is unknown."""
+    known = run_parameters(folder)
+    prompt = known.get("asr_prompt") or DEFAULT_REQUEST.prompt
+    return Request(str(prompt), str(known.get("asr_language") or ""))
 
 
 def _check_utf8(text: str) -> None:
@@ -230,24 +292,28 @@ class Dialogue:
     def start(cls, model: ChatModel, *, system: str = "", max_model_len: int | None = None) -> Dialogue:
         return cls(model, length_limit(model.decoder, max_model_len), Conversation((), system))
 
-    def reply(self, message: str, sampling: Sampling) -> Iterator[str]:
+    def reply(self, message: str, sampling: Sampling, clips: Sequence[Clip] = ()) -> Iterator[str]:
         """Yield the answer to the user's next message in pieces. It becomes part of the dialogue once it is complete.
 
+        Args:
+            clips: recordings that stand before the message.
+
         Raises:
-            DataError: the message alone leaves no room for an answer.
+            DataError: the message alone leaves no room for an answer, or a recording cannot be read.
         """
-        asked = Conversation((*self.conversation.turns, Turn(USER, message)), self.conversation.system)
-        tokens = self.model.encode(asked)
-        while len(tokens) >= self.max_model_len and len(asked.turns) > 1:
+        question = _question(message, clips, self.conversation.system)
+        asked = replace(question, turns=(*self.conversation.turns, *question.turns))
+        prompt = self.model.encode(asked)
+        while len(prompt.ids) >= self.max_model_len and len(asked.turns) > 1:
             asked = asked.drop_oldest_rounds(1)
-            tokens = self.model.encode(asked)
-        if len(tokens) >= self.max_model_len:
+            prompt = self.model.encode(asked)
+        if len(prompt.ids) >= self.max_model_len:
             raise DataError(
-                f"the message has {len(tokens):,} tokens and max_model_len is {self.max_model_len:,}; shorten it"
+                f"the message has {len(prompt.ids):,} tokens and max_model_len is {self.max_model_len:,}; shorten it"
             )
         number, pieces = self.replies, []
         self.replies += 1
-        for piece in self.model.stream(tokens, replace(sampling, max_length=self.max_model_len), number):
+        for piece in self.model.stream(prompt, replace(sampling, max_length=self.max_model_len), number):
             pieces.append(piece)
             yield piece
         self.conversation = Conversation((*asked.turns, Turn(ASSISTANT, "".join(pieces))), asked.system)

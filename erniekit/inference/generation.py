@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 
 import numpy as np
@@ -16,10 +16,15 @@ from erniekit.model.attention import MASKED, AttentionPlan
 from erniekit.model.decoder import Decoder
 
 TextModel = Decoder | SavedProgram
+Audio = Mapping[str, np.ndarray] | None  # the arrays of the prompts' recordings, see `audio_prompts.prompt_audio`
 
 
 def generate(
-    decoder: TextModel, prompts: Sequence[Sequence[int]], sampling: Sampling, streams: Sequence[int] | None = None
+    decoder: TextModel,
+    prompts: Sequence[Sequence[int]],
+    sampling: Sampling,
+    streams: Sequence[int] | None = None,
+    audio: Audio = None,
 ) -> list[list[int]]:
     """Return the token ids of the answer to every prompt, without the stop token.
 
@@ -27,27 +32,33 @@ def generate(
 
     Args:
         streams: the number of each prompt's stream of random draws; default: its index in `prompts`.
+        audio: the recordings of the prompts; None: they have none.
 
     Raises:
-        UserError: a prompt is empty, or leaves no room for an answer (see `length_limit`).
+        UserError: a prompt is empty, or leaves no room for an answer (see `length_limit`); or it has recordings, and
+            the model is an exported program.
     """
     answers: list[list[int]] = [[] for _ in prompts]
     scales = decoder.activation_scales
     with nullcontext() if scales is None else scales.cache_weight_codes():
-        for tokens in _token_steps(decoder, prompts, sampling, range(len(prompts)) if streams is None else streams):
+        numbers = range(len(prompts)) if streams is None else streams
+        for tokens in _token_steps(decoder, prompts, sampling, numbers, audio):
             for answer, token in zip(answers, tokens, strict=True):
                 if token is not None:
                     answer.append(token)
     return answers
 
 
-def stream(decoder: TextModel, prompt: Sequence[int], sampling: Sampling, number: int = 0) -> Iterator[int]:
+def stream(
+    decoder: TextModel, prompt: Sequence[int], sampling: Sampling, number: int = 0, audio: Audio = None
+) -> Iterator[int]:
     """Answer one prompt, yielding each token id as soon as it is chosen. Raises like `generate`.
 
     Args:
         number: of the stream of random draws; another number gives another sampled answer.
+        audio: the recordings of the prompt; None: it has none.
     """
-    for (token,) in _token_steps(decoder, [prompt], sampling, [number]):
+    for (token,) in _token_steps(decoder, [prompt], sampling, [number], audio):
         if token is not None:
             yield token
 
@@ -70,7 +81,7 @@ def check_prompt(decoder: TextModel, prompt: Sequence[int], sampling: Sampling, 
 
 
 def _token_steps(
-    decoder: TextModel, prompts: Sequence[Sequence[int]], sampling: Sampling, streams: Sequence[int]
+    decoder: TextModel, prompts: Sequence[Sequence[int]], sampling: Sampling, streams: Sequence[int], audio: Audio
 ) -> Iterator[list[int | None]]:
     """Yield per step one token id for each prompt, None for those that have ended."""
     if not prompts:
@@ -84,9 +95,11 @@ def _token_steps(
     seen = [list(prompt) for prompt in prompts]
     ended = [False] * len(prompts)
     if isinstance(decoder, SavedProgram):
+        if audio is not None:
+            raise UserError("a recording: an exported program reads text only; name the trained model in its place")
         next_logits = decoder.cached_logits(prompts)
     else:
-        next_logits = _cached_logits(decoder, prompts)
+        next_logits = _cached_logits(decoder, prompts, audio)
     for step in range(max(room)):
         logits = next_logits([tokens[-1] for tokens in seen] if step else None)
         chosen: list[int | None] = []
@@ -100,7 +113,9 @@ def _token_steps(
         yield chosen
 
 
-def _cached_logits(decoder: Decoder, prompts: Sequence[Sequence[int]]) -> Callable[[Sequence[int] | None], np.ndarray]:
+def _cached_logits(
+    decoder: Decoder, prompts: Sequence[Sequence[int]], audio: Audio
+) -> Callable[[Sequence[int] | None], np.ndarray]:
     """Return a function that computes the next logits [B, V] of every prompt and keeps the key-value cache.
 
     Its argument is the newest token of each row; None in the first call, which reads the prompts.
@@ -108,7 +123,9 @@ def _cached_logits(decoder: Decoder, prompts: Sequence[Sequence[int]]) -> Callab
     cache = KeyValueCache([len(prompt) for prompt in prompts])
 
     def next_logits(newest: Sequence[int] | None) -> np.ndarray:
-        return _prompt_logits(decoder, prompts, cache) if newest is None else _next_logits(decoder, newest, cache)
+        if newest is None:
+            return _prompt_logits(decoder, prompts, cache, audio)
+        return _next_logits(decoder, newest, cache)
 
     return next_logits
 
@@ -193,14 +210,17 @@ class KeyValueCache:
 
 
 @paddle.no_grad()
-def _prompt_logits(decoder: Decoder, prompts: Sequence[Sequence[int]], cache: KeyValueCache) -> np.ndarray:
+def _prompt_logits(
+    decoder: Decoder, prompts: Sequence[Sequence[int]], cache: KeyValueCache, audio: Audio = None
+) -> np.ndarray:
     """Fill the cache with the prompts; return the logits after each prompt's last token [B, V]."""
     longest = max(map(len, prompts))
     ids = np.zeros((len(prompts), longest), np.int64)
     for row, prompt in enumerate(prompts):
         ids[row, : len(prompt)] = prompt
     positions = np.broadcast_to(np.arange(longest), ids.shape)
-    hidden = _evaluate(decoder, paddle.to_tensor(ids), paddle.to_tensor(positions), cache)
+    sound = {name: paddle.to_tensor(array) for name, array in (audio or {}).items()}
+    hidden = _evaluate(decoder, paddle.to_tensor(ids), paddle.to_tensor(positions), cache, **sound)
     last = np.arange(len(prompts)) * longest + cache.prompt_lengths - 1
     rows = paddle.gather(hidden.reshape([-1, hidden.shape[-1]]), paddle.to_tensor(last))
     with decoder.tp.no_sequence_parallel():
@@ -217,13 +237,15 @@ def _next_logits(decoder: Decoder, newest: Sequence[int], cache: KeyValueCache) 
         return decoder.head(rows).numpy()
 
 
-def _evaluate(decoder: Decoder, ids: paddle.Tensor, positions: paddle.Tensor, cache: KeyValueCache) -> paddle.Tensor:
+def _evaluate(
+    decoder: Decoder, ids: paddle.Tensor, positions: paddle.Tensor, cache: KeyValueCache, **inputs: paddle.Tensor
+) -> paddle.Tensor:
     """Run one forward pass without dropout; return the hidden states of all tokens on every rank."""
     training = decoder.training
     decoder.eval()
     try:
         with decoder.tp.no_sequence_parallel():
-            return decoder(ids, positions, cache)
+            return decoder(ids, positions, cache, **inputs)
     finally:
         if training:
             decoder.train()

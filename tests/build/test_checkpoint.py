@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -132,10 +133,19 @@ def test_whether_the_model_or_its_adapters_are_written(
         lambda *parts, max_shard_bytes, full_tensors: seen.extend(["model", max_shard_bytes]),
     )  # fmt: skip
     (tmp_path / "generation_config.json").write_text("{}")
-    ranks, model = SimpleNamespace(full_tensors=lambda tensors: None), SimpleNamespace(activation_scales=None)
+    monkeypatch.setattr(checkpoint, "write_processor_files", lambda *parts: seen.append(parts[1:]))
+    ranks, model = SimpleNamespace(full_tensors=lambda tensors: None), _model_with(audio=None)
     writer = checkpoint.ModelWriter(make_config(**values), model, ranks, [], {"top_p": 0.5})  # type: ignore[arg-type]
     writer.write(tmp_path)
     assert seen == told and "0.5" in (tmp_path / "generation_config.json").read_text()
+    writer = dataclasses.replace(writer, model=_model_with(audio=lambda config: "its encoder"))  # type: ignore[arg-type]
+    writer.write(tmp_path)
+    assert seen == [*told, *told, ([Path(writer.config.basic.model_name_or_path)], "its encoder")]
+
+
+def _model_with(audio: Any) -> SimpleNamespace:
+    config = SimpleNamespace(architecture=SimpleNamespace(audio=audio))
+    return SimpleNamespace(activation_scales=None, config=config)
 
 
 @pytest.mark.parametrize(("lora", "reads"), [(False, True), (True, False)])

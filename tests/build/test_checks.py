@@ -144,6 +144,24 @@ def test_what_a_run_does_not_do_needs_no_library(monkeypatch: pytest.MonkeyPatch
         checks.check_scoring_libraries(_config(**held_out, eval_answers=3))
 
 
+@pytest.mark.proves("eval_split")
+def test_an_evaluation_of_held_out_records_reads_the_training_files() -> None:
+    held_out = {"do_train": False, "do_eval": True, "train_dataset_path": "missing.jsonl"}
+    missing = [name for name, _ in checks.missing_paths(_config(**held_out, eval_split=0.1), "train")]
+    assert "train_dataset_path" in missing
+    others = _config(**held_out, eval_dataset_path="others.jsonl")
+    assert "train_dataset_path" not in [name for name, _ in checks.missing_paths(others, "train")]
+
+
+@pytest.mark.proves("eval_split")
+def test_held_out_records_are_scored_as_those_of_the_training_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "is_importable", lambda name: name != "jiwer")
+    transcripts = {"do_eval": True, "eval_answers": 3, "train_dataset_type": "asr"}
+    checks.check_scoring_libraries(_config(**transcripts, eval_dataset_path="e"))  # of which the type is another
+    with pytest.raises(UserError, match="jiwer"):
+        checks.check_scoring_libraries(_config(**transcripts, eval_split=0.1))
+
+
 def test_transcripts_need_the_library_of_error_rates_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
@@ -154,7 +172,7 @@ def test_transcripts_need_the_library_of_error_rates_alone(monkeypatch: pytest.M
     monkeypatch.setattr(checks, "is_importable", is_importable)
 
     def config(*kinds: str) -> Any:
-        sections = {"eval_answers": 3, "eval_dataset_type": kinds}
+        sections = {"eval_answers": 3, "eval_dataset_type": kinds, "eval_split": 0.0}
         return SimpleNamespace(
             basic=SimpleNamespace(do_eval=True),
             evaluation=SimpleNamespace(**sections),

@@ -41,6 +41,15 @@ def test_steps_of_another_plan_or_another_template_are_forgotten(
     assert cached_step_count(config) is None
 
 
+@pytest.mark.proves("eval_split")
+def test_steps_without_the_held_out_records_are_others(make_config: Callable[..., Any]) -> None:
+    cache_step_count(make_config(), 17)
+    assert cached_step_count(make_config(eval_split=0.1)) is None
+    cache_step_count(make_config(eval_split=0.1), 15)
+    assert (cached_step_count(make_config()), cached_step_count(make_config(eval_split=0.1))) == (17, 15)
+    assert cached_step_count(make_config(eval_split=0.2)) is None
+
+
 def test_a_run_leaves_its_steps(train: Callable[..., Any], make_config: Callable[..., Any]) -> None:
     run = train(max_steps=None, num_train_epochs=2)
     assert cached_step_count(make_config(max_steps=None, num_train_epochs=2)) == run.result.step

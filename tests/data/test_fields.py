@@ -79,6 +79,15 @@ def test_fields_that_say_where_a_record_comes_from_are_not_reported(unused_of):
     assert unused_of([exchange(**dict.fromkeys(BOOKKEEPING_FIELDS, "x"))]) == []
 
 
+def test_of_several_names_for_the_same_the_first_counts(unused_of):
+    file = str(Path(__file__))
+    record = {"audio_path": file, "path": "x.wav", "text": "a", "sentence": "b", "transcript": None}
+    assert unused_of([record, record], "asr") == [UnusedField("path", 2, 1), UnusedField("sentence", 2, 1)]
+    talk = [{"role": "user", "content": "<audio>"}, {"role": "assistant", "content": "a"}]
+    both = {"messages": talk, "audio": file, "audios": [file]}
+    assert unused_of([both], "messages") == [UnusedField("audio", 1, 1)]
+
+
 def test_fields_of_messages_count_once_a_record(unused_of):
     turns = [
         {"role": "user", "content": "q", "name": "x"},

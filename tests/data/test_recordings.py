@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from erniekit.data.conversation import Conversation, Preference, Turn
+from erniekit.data.formats.asr import LANGUAGE_FIELDS, RECORDING_FIELDS, STRETCH_FIELDS, TEXT_FIELDS
 from erniekit.data.formats.problems import MalformedError, NothingToTrainError, RecordProblem
 from erniekit.data.formats.registry import FORMATS, parse_record, read_records, recognise
 from erniekit.data.media.clip import Clip, ContentClip
+from erniekit.errors import DataError
+
+PROJECT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -106,7 +112,7 @@ def test_transcripts_by_the_names_that_others_give_them(parse, clip, write_jsonl
     ("change", "told"),
     [
         ({"audio_path": None}, "audio_path: expected the path of a sound file, got nothing"),
-        ({"text": None}, "text: expected a string, got nothing"),
+        ({"text": None}, "text: expected the transcript, got nothing"),
         ({"audio_path": 3}, "audio_path: expected the path of a sound file, got 3"),
         ({"audio_path": " "}, "audio_path: expected the path of a sound file, got an empty string"),
         (
@@ -125,6 +131,7 @@ def test_transcripts_by_the_names_that_others_give_them(parse, clip, write_jsonl
         ({"end": 10**400}, "end: expected a number of seconds from 0, got 1"),
         ({"end": "late"}, "end: expected a number of seconds from 0, got 'late'"),
         ({"start": 2, "end": 2}, "end: expected seconds after the start (2), got 2"),
+        ({"start": 1e308, "duration": 1e308}, "end: expected seconds after the start (1e+308), got inf"),
         ({"start": 2, "offset": 2}, "offset: expected none beside `start`, which means the same, got 2"),
         ({"duration": 0}, "duration: expected seconds above 0, got 0"),
     ],
@@ -286,7 +293,7 @@ def test_pairs_have_recordings_in_their_prompt(parse, refusal, clip):
 # Paths
 
 
-def test_where_recordings_lie(folder, clip, write_jsonl):
+def test_where_recordings_lie(folder, clip, monkeypatch):
     def read(path, *media_dir):
         data = folder / "data" / "a.jsonl"
         data.parent.mkdir(exist_ok=True)
@@ -305,6 +312,11 @@ def test_where_recordings_lie(folder, clip, write_jsonl):
     assert elsewhere.endswith("which lies elsewhere (set media_dir to the folder of the recordings)")
     assert "lies elsewhere" in read(str(folder / "1.wav"))
     assert read("1.wav", str(folder)) == clip("1.wav")
+    monkeypatch.chdir(folder)
+    with pytest.raises(DataError, match=r"media_dir: expected folders that exist, got 'gone' \(paths are relative to"):
+        read("1.wav", str(folder), "gone")
+    assert "current folder only (write media_dir: . if" in read("2.wav")
+    assert read("2.wav", ".") == clip("2.wav")
     assert read("2.wav", str(data), str(folder)) == clip("2.wav")
     assert read("clips/é 1.flac", str(folder)) == clip("clips/é 1.flac")
     assert read(f"file://{folder}/clips/%C3%A9%201.flac", str(folder)) == clip("clips/é 1.flac")
@@ -344,3 +356,25 @@ def test_hostile_paths_are_named_and_escaped(folder, refusal):
         refused = refusal("asr", audio_path=path, text="four")
         assert told in refused and refused.isprintable(), (path, refused)
         assert len(refused) < 400 + len(str(folder))
+
+
+def test_the_examples_of_the_documentation_are_read(tmp_path):
+    text = (PROJECT / "docs" / "data.md").read_text(encoding="utf-8")
+    section = text.partition("\n### Recordings\n")[2].partition("\n### Tools\n")[0]
+    for name in ("clips/0001.wav", "talks/17.flac"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_bytes(b"x")
+    records = [json.loads(line) for line in section.splitlines() if line.startswith("{")]
+    read = []
+    for record in records:
+        (kind,) = [kind for kind, form in FORMATS.items() if form.fits(record)]
+        parsed = parse_record(FORMATS[kind], record, [str(tmp_path)])
+        read.append((kind, parsed.prompt if isinstance(parsed, Preference) else parsed))
+    assert [kind for kind, _ in read] == ["asr"] * 3 + ["messages", "sharegpt"] + ["messages"] * 2 + [
+        "messages preferences"
+    ]
+    assert read[1][1].turns[1] == read[2][1].turns[1]
+    assert replace(read[1][1].clips[0], duration=3.6) == replace(read[2][1].clips[0], end=66.1)
+    assert all(dialogue == read[3][1] for _, dialogue in read[4:7])
+    for names in (RECORDING_FIELDS, TEXT_FIELDS, LANGUAGE_FIELDS, STRETCH_FIELDS):
+        assert all(f"`{name}`" in section for name in names)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -73,6 +76,24 @@ def test_dialogues_have_columns_of_sound(tmp_path):
     assert second.turns[0].content == "<audio>q"
 
 
+@pytest.mark.parametrize(
+    "metadata", ["", "[]", "{", '{"info": {"features": [1]}}', '{"info": {"features": {"lang": 3}}}']
+)
+def test_numbers_of_languages_are_their_names_where_the_file_says_so(tmp_path, metadata):
+    from pyarrow import parquet
+
+    table = pyarrow.table(
+        {"audio": pyarrow.array([sound(b"R", None)], SOUND), "text": ["four"], "language": [1], "lang": ["en"]}
+    )
+    features = {"language": {"names": ["de", "fr"], "_type": "ClassLabel"}, "text": {"_type": "Value"}}
+    told = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    parquet.write_table(told, tmp_path / "a.parquet")
+    assert [record.language for _, record in read_records(tmp_path / "a.parquet", "asr")] == ["fr"]
+    parquet.write_table(table.replace_schema_metadata({"huggingface": metadata}), tmp_path / "b.parquet")
+    (problem,) = read_records(tmp_path / "b.parquet", "asr")
+    assert "language: expected a string, got 1" in str(problem)
+
+
 def test_other_columns_are_not_sound():
     kinds = {"audio": SOUND, "text": pyarrow.string(), "path": pyarrow.struct([("path", pyarrow.string())])}
     kinds["list"] = pyarrow.list_(SOUND)
@@ -100,3 +121,38 @@ def test_rows_of_a_data_set_of_the_hub(tmp_path):
         Clip(path, row=row, column="audio") if row < 2 else {"path": "/1.wav"} for path in paths for row in range(3)
     ]
     assert [row["audio"] for row in rows] == expected
+
+
+HUB = """
+import json, sys
+from erniekit.data.formats.registry import read_records
+from erniekit.data.media.arrow_bytes import read_bytes
+clips = [record.clips[0] for _, record in read_records(sys.argv[1], "asr")]
+print(json.dumps([read_bytes(clip).decode() for clip in clips if clip.row >= 0] + [clips[-1].path]))
+"""
+
+
+@pytest.mark.slow
+def test_a_data_set_of_the_hub_is_read_from_its_cache(tmp_path):
+    """The cache is laid out by hand as huggingface_hub lays it out; the library that reads it is the real one."""
+    pytest.importorskip("datasets")
+    commit = "0123456789012345678901234567890123456789"
+    repository = tmp_path / "home/hub/datasets--org--speech"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs/main").write_text(commit)
+    data = repository / "snapshots" / commit / "data"
+    data.mkdir(parents=True)
+    (data / "9.wav").write_bytes(b"x")
+    for part in range(2):
+        sounds = [sound(f"RIFF{part}{number}".encode(), None) for number in range(3)]
+        write(data / f"train-0000{part}-of-00002.parquet", [*sounds, sound(None, str(data / "9.wav"))])
+    environment = {**os.environ, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
+    environment["PYTHONPATH"] = str(Path(__file__).parents[2])
+    done = subprocess.run(
+        [sys.executable, "-c", HUB, "org/speech"],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    *held, file = json.loads(done.stdout.splitlines()[-1])
+    assert held == [f"RIFF{part}{number}" for part in range(2) for number in range(3)]
+    assert file == str(data / "9.wav")

@@ -13,6 +13,7 @@ import pytest
 from erniekit.data.conversation import ASSISTANT, USER, Conversation, Source, Turn
 from erniekit.data.formats.preference import preference_kind
 from erniekit.data.media.clip import Clip, ContentClip
+from erniekit.data.placeholders import EncodedPrompt
 from erniekit.errors import ConfigurationError
 from erniekit.inference import answer_eval
 from erniekit.inference.answer_eval import SAMPLES_FILE, GenerationEvaluator, worst_transcripts
@@ -66,7 +67,7 @@ def test_thoughts_are_not_scored(model: ChatModel, tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(
         answer_eval,
         "generate",
-        lambda decoder, prompts, sampling: [model.tokenizer.encode(next(answers)) for _ in prompts],
+        lambda decoder, prompts, sampling, **audio: [model.tokenizer.encode(next(answers)) for _ in prompts],
     )
     metrics = build_evaluator(model, [Source(path, "messages")], tmp_path)(model.decoder).overall
     assert [sample["answer"] for sample in samples(tmp_path)] == list(said.values())
@@ -84,7 +85,7 @@ def test_pairs_expect_the_chosen_answer(model: ChatModel, tmp_path: Path) -> Non
 def test_what_is_asked_is_spread_over_the_file(
     model: ChatModel, tmp_path: Path, count: int, lines: list[int] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answer_eval, "generate", lambda decoder, prompts, sampling: [[] for _ in prompts])
+    monkeypatch.setattr(answer_eval, "generate", lambda decoder, prompts, sampling, **audio: [[] for _ in prompts])
     source = write(tmp_path / "a.jsonl", [{"src": [f"Say {n}."], "tgt": [str(n)]} for n in range(10)])
     build_evaluator(model, [source], tmp_path, count)(model.decoder)
     asked = [int(sample["place"].rsplit(":", 1)[1]) for sample in samples(tmp_path)]
@@ -109,7 +110,7 @@ def test_an_endless_answer_is_cut_and_counted(
     word = tokenizer.encode("c b a")
     limit = 2 * len(word) + 16
 
-    def generate(decoder: Any, prompts: Any, sampling: Any) -> list[list[int]]:
+    def generate(decoder: Any, prompts: Any, sampling: Any, **audio: Any) -> list[list[int]]:
         endless = (word * 100)[: sampling.max_new_tokens]
         return [endless, endless[:limit], word]
 
@@ -133,7 +134,7 @@ def test_questions_without_room_for_an_answer_are_counted(model: ChatModel, tmp_
 def test_memory_does_not_grow_with_the_file(model: ChatModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     held: list[int] = []
 
-    def generate(decoder: Any, prompts: Any, sampling: Any) -> list[list[int]]:
+    def generate(decoder: Any, prompts: Any, sampling: Any, **audio: Any) -> list[list[int]]:
         held.append(tracemalloc.get_traced_memory()[0])
         return [[1] * 20 for _ in prompts]
 
@@ -165,21 +166,19 @@ def transcribing_evaluator(
 ) -> GenerationEvaluator:
     """Answer three recordings with the second texts of TRANSCRIPTS."""
 
-    def records(path: Path, kind: str, **_: Any) -> Any:
+    def records(source: Source) -> Any:
         for line, (text, _) in enumerate(TRANSCRIPTS, start=1):
             heard = Turn(USER, "", clips=(ContentClip(0, Clip(f"/sound/{line}.wav")),))
             yield line, Conversation((heard, Turn(ASSISTANT, text, trained=True)), transcribes=True, language="en")
 
-    asked: list[Conversation] = []
+    def encode_prompt(template: Any, tokenizer: Any, dialogue: Conversation, inputs: Any) -> EncodedPrompt:
+        assert dialogue.transcribes and dialogue.language == "en" and dialogue.clips
+        return EncodedPrompt([1, 2])
 
-    def encode_prompt(template: Any, tokenizer: Any, dialogue: Conversation) -> list[int]:
-        asked.append(dialogue)
-        return [1, 2]
-
-    monkeypatch.setattr(answer_eval, "read_records", records)
-    monkeypatch.setattr(answer_eval, "encode_prompt", encode_prompt)
+    monkeypatch.setattr(answer_eval, "read_part", records)
+    monkeypatch.setattr(answer_eval, "encode_prompt_with_clips", encode_prompt)
     monkeypatch.setattr(
-        answer_eval, "generate", lambda *parts: [model.tokenizer.encode(answer) for _, answer in TRANSCRIPTS]
+        answer_eval, "generate", lambda *parts, **audio: [model.tokenizer.encode(answer) for _, answer in TRANSCRIPTS]
     )
     sources = [Source(folder / "a.jsonl", "asr")]
     return GenerationEvaluator(sources, model.tokenizer, model.template, -1, folder / SAMPLES_FILE, **named)

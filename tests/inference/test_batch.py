@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from erniekit.cli import main
+from erniekit.data.placeholders import EncodedPrompt
 from erniekit.inference import batch, engine
 from erniekit.inference.engine import ChatModel
 from erniekit.inference.prompts import read_prompts
@@ -96,7 +97,7 @@ def test_a_record_keeps_its_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     path.write_text(json.dumps({"tools": [{"name": "add"}], "messages": [{"role": "user", "content": "1 + 2?"}]}))
     seen: list[Any] = []
     monkeypatch.setattr("erniekit.inference.batch.check_prompt", lambda *_: None)
-    model = SimpleNamespace(encode=lambda conversation: seen.append(conversation) or [1], decoder=None)
+    model = SimpleNamespace(encode=lambda conversation: seen.append(conversation) or EncodedPrompt([1]), decoder=None)
     batch.encode_prompts(model, read_prompts(path), path, None, system="Be brief.")
     assert seen[0].tools == ({"name": "add"},) and seen[0].system == "Be brief."
 

@@ -26,7 +26,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 
 @pytest.mark.parametrize("values", [*PUBLISHED_CONFIGS.values(), *CONFIGS.values()], ids=[*PUBLISHED_CONFIGS, *CONFIGS])
 def test_published_files_are_read(values):
-    config = ModelConfig.from_json(values)
+    config, values = ModelConfig.from_json(values), values.get("text_config", values)
     told = [remark.split(" ")[0] for remark in config.remarks]
     assert ("attention_dropout:" in told) == bool(values.get("attention_dropout"))
     assert set(told) <= {"yarn:", "attention_dropout:"}
@@ -76,6 +76,12 @@ def test_every_key_is_in_one_table_only():
         }
         inert = {*INERT_KEYS, *architecture.inert_keys}
         assert not inert & used and not inert & set(DROPOUT_KEYS) and not inert & set(architecture.neutral)
+        for encoder in architecture.encoders.values():
+            inert, read = (
+                {*INERT_KEYS, *encoder.inert_keys},
+                {encoder.key_names.get(name, name) for name in encoder.keys},
+            )
+            assert not inert & {*read, *encoder.aliases, *encoder.neutral} and not read & set(encoder.neutral)
 
 
 def test_dropout_that_other_programs_apply_is_told_once(tmp_path, caplog):
@@ -229,8 +235,14 @@ ODD_VALUES = [
 @given(st.data())
 def test_any_values_are_either_refused_or_read_and_written(data):
     values = dict(data.draw(st.sampled_from(list(PUBLISHED_CONFIGS.values()))))
-    keys = st.sampled_from([*values, *ARCHITECTURES["qwen3_moe"].aliases, "rope_parameters", "rope_scaling", "unknown"])
-    values |= data.draw(st.dictionaries(keys, st.sampled_from(ODD_VALUES), min_size=1, max_size=3))
+    part = data.draw(st.sampled_from([None, *(key for key in ("text_config", "audio_config") if key in values)]))
+    changed = values if part is None else dict(values[part])
+    keys = st.sampled_from(
+        [*changed, *ARCHITECTURES["qwen3_moe"].aliases, "rope_parameters", "rope_scaling", "unknown"]
+    )
+    changed |= data.draw(st.dictionaries(keys, st.sampled_from(ODD_VALUES), min_size=1, max_size=3))
+    if part is not None:
+        values[part] = changed
     try:
         config = ModelConfig.from_json(values)
     except ModelFileError as error:
@@ -266,3 +278,99 @@ def test_numbers_that_no_model_can_have_are_refused(change, message):
     with pytest.raises(ModelFileError) as error:
         tiny_config(model_type="ernie4_5_moe", **change)
     assert message in str(error.value)
+
+
+# dictionaries within a file
+
+ENCODER = {"hidden_size": 8, "intermediate_size": 32, "num_attention_heads": 2, "max_source_positions": 12}
+VOXTRAL = {"model_type": "voxtral", "audio_token_id": 7, "audio_config": ENCODER, "text_config": {"vocab_size": 60}}
+QWEN2_AUDIO = {"model_type": "qwen2_audio", "audio_token_index": 5, "text_config": {"vocab_size": 60}}
+
+
+def _text(**changes):
+    return {**VOXTRAL, "text_config": changes}
+
+
+def _encoder(**changes):
+    return {**VOXTRAL, "audio_config": {**ENCODER, **changes}}
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (_text(hidden_size="8"), "text_config.hidden_size: expected int, got '8'"),
+        ({**VOXTRAL, "text_config": 5}, "text_config: expected dict, got 5"),
+        (_text(model_type="mistral"), "text_config.model_type: 'mistral' is not supported; only 'llama' is"),
+        (_text(num_attention_heads=9), "text_config.num_attention_heads 9 is not a multiple"),
+        (_text(hidden_act="relu"), "text_config.hidden_act: 'relu' is not supported"),
+        (_text(tilt=1), "text_config.tilt: 1 is not understood"),
+        (_text(quantization_config={"bits": 4}), "text_config.quantization_config: it stands beside text_config"),
+        (_encoder(foo=2), "ignore_config_keys: [audio_config.foo]"),
+        (_encoder(hidden_size=0), "audio_config.hidden_size: must be positive, got 0"),
+        (_encoder(model_type="beats"), "audio_config.model_type: 'beats' is not supported; only 'voxtral_encoder' is"),
+        (_encoder(dropout=0.1), "audio_config.dropout: 0.1 is not supported"),
+        (_encoder(layerdrop=0.1), "audio_config.layerdrop: 0.1 is not supported"),
+        (_encoder(scale_embedding=True), "audio_config.scale_embedding: True is not"),
+        (
+            _encoder(activation_function="relu"),
+            "audio_config.activation_function: 'relu' is not supported; only 'gelu'",
+        ),
+        (_encoder(num_attention_heads=3), "of the encoder are not a multiple of its 3"),
+        (_encoder(intermediate_size=33), "33 is not a multiple of hidden_size 8"),
+        (_encoder(max_source_positions=13), "13 is not a multiple of the 4 states"),
+        ({**VOXTRAL, "audio_token_id": None}, "audio_token_id: missing"),
+        ({**VOXTRAL, "audio_token_id": 60}, "audio_token_id: 60 is none of the 60 tokens of text_config"),
+        ({**VOXTRAL, "projector_hidden_act": "relu"}, "projector_hidden_act: 'relu' is not supported; only 'gelu' is"),
+        ({**VOXTRAL, "vision_config": {}}, "vision_config: {} is not understood"),
+        ({**QWEN2_AUDIO, "audio_token_id": 6}, "audio_token_index: 5 contradicts audio_token_id: 6"),
+        (
+            {**QWEN2_AUDIO, "audio_config": {"encoder_layers": 2, "num_hidden_layers": 3}},
+            "audio_config.encoder_layers: 2 contradicts num_hidden_layers: 3",
+        ),
+        ({**QWEN2_AUDIO, "audio_config": {"hidden_size": 8}}, "audio_config.hidden_size: 8 is not understood"),
+        ({**QWEN2_AUDIO, "audio_config": {"max_source_positions": 1}}, "must be at least 2, which are pooled, got 1"),
+    ],
+)
+def test_what_is_wrong_in_a_dictionary_is_told_with_its_path(values, message):
+    with pytest.raises(ModelFileError) as error:
+        ModelConfig.from_json(values)
+    assert message in str(error.value)
+
+
+def test_absent_dictionaries_have_the_defaults_of_their_classes():
+    voxtral = ModelConfig.from_json({"model_type": "voxtral", "audio_token_id": 24})
+    assert (voxtral.hidden_size, voxtral.num_hidden_layers, voxtral.head_dim, voxtral.rope_theta) == (
+        3072,
+        30,
+        128,
+        1e8,
+    )
+    qwen = ModelConfig.from_json({"model_type": "qwen2_audio", "text_config": None})
+    assert (qwen.hidden_size, qwen.intermediate_size, qwen.rms_norm_eps) == (4096, 22016, 1e-6)
+    assert qwen.own["audio_token_index"] == 151646 and qwen.own["audio_config"] == voxtral.own["audio_config"]
+    assert qwen.own["audio_config"].num_hidden_layers == 32
+
+
+def test_keys_of_a_dictionary_are_left_out_where_the_user_says_so():
+    values = {**VOXTRAL, "audio_config": {**ENCODER, "foo": 2}, "text_config": {"vocab_size": 60, "tilt": 1}, "bar": 3}
+    ignored = ["audio_config.foo", "text_config.tilt", "bar"]
+    config = ModelConfig.from_json(values, ignored_keys=ignored)
+    assert config == ModelConfig.from_json(VOXTRAL)
+    assert sorted(remark.split(" is ignored")[0] for remark in config.remarks) == [
+        "audio_config.foo: 2",
+        "bar: 3",
+        "text_config.tilt: 1",
+    ]
+    written = config.to_json()
+    assert "bar" not in written and "foo" not in written["audio_config"] and "tilt" not in written["text_config"]
+
+
+def test_what_a_file_says_around_its_dictionaries_is_kept_and_copies_follow_them():
+    values = {**VOXTRAL, "vocab_size": 99, "transformers_version": "4.55.4", "tie_word_embeddings": True}
+    config = ModelConfig.from_json(values)
+    assert not config.tie_word_embeddings and config.vocab_size == 60  # text_config decides
+    written = config.to_json()
+    assert (written["vocab_size"], written["hidden_size"], written["transformers_version"]) == (60, 3072, "4.55.4")
+    assert written["text_config"]["model_type"] == "llama" and "architectures" not in written["text_config"]
+    assert written["text_config"]["rope_parameters"] == {"rope_theta": 1e8, "rope_type": "default"}
+    assert ModelConfig.from_json(QWEN2_AUDIO).to_json()["audio_config"]["num_hidden_layers"] == 32

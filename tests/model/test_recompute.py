@@ -9,13 +9,17 @@ import paddle
 import pytest
 
 from erniekit.model.attention import AttentionPlan
+from erniekit.model.builder import build_model
 from erniekit.model.head import token_loss
 from erniekit.model.lora.config import LoraSettings
 from erniekit.model.lora.lora import add_adapters, named_adapter_weights
 from erniekit.model.recompute import Recompute
 from erniekit.model.weights import named_weights
+from erniekit.training.objectives.forward import embedding_inputs
+from erniekit.training.objectives.objective import supervised
 
 from .tiny import pack, tiny_model
+from .tiny_audio import FAMILIES, audio_batch, audio_config
 
 IDS = np.arange(24) % 53
 LABELS = (np.arange(24) * 7 + 1) % 53
@@ -182,3 +186,31 @@ def test_layers_of_encoders_are_recomputed_whole(use_reentrant, trained, trainin
     assert layer.calls == calls
     for gradient in gradients:
         np.testing.assert_array_equal(gradient, gradients[0])
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_audio_encoder_learns_the_same_to_the_bit(family, use_reentrant):
+    config, loss = audio_config(family), supervised().loss
+    results = []
+    for recompute in (None, Recompute(use_reentrant)):
+        model = build_model(config, None, seed=5, recompute=recompute)
+        result = loss(model, audio_batch(config, 2, 1))
+        result.loss_sum.backward()
+        results.append((float(result.loss_sum), {name: w.grad for name, w in named_weights(model).items()}))
+    assert results[0][0] == results[1][0]
+    for name, gradient in results[0][1].items():
+        if name != "audio_tower.embed_positions.weight":  # fixed
+            np.testing.assert_array_equal(results[1][1][name].numpy(), gradient.numpy(), err_msg=name)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_batch_without_a_recording_reaches_the_encoder_and_changes_nothing(family):
+    config = audio_config(family)
+    model, batch = build_model(config, None, seed=5), audio_batch(config, 0, 1)
+    hidden = model.embed(embedding_inputs(model, batch))
+    np.testing.assert_array_equal(hidden.numpy(), model.embedding(paddle.to_tensor(batch.input_ids)).numpy())
+    hidden.sum().backward()
+    for name, weight in named_weights(model).items():
+        if "audio_tower.conv" in name or name.startswith("multi_modal_projector."):
+            assert weight.grad is not None and not weight.grad.numpy().any(), name

@@ -50,12 +50,12 @@ def test_generate_and_chat_answer_alike_in_one_piece_and_in_many(train, ernie_fo
     sampling = Sampling(max_new_tokens=24, temperature=1.0, seed=3)
     whole = model.answer(["What is 2 + 3?"], sampling)[0]
     tokens = model.encode(Conversation((Turn(USER, "What is 2 + 3?"),), ""))
-    assert tokens[0] == model.tokenizer.token_id("<|begin_of_sentence|>")
+    assert tokens.ids[0] == model.tokenizer.token_id("<|begin_of_sentence|>")
     pieces = list(model.stream(tokens, sampling))
     assert whole and "".join(pieces) == whole and len(pieces) > 3
     capsys.readouterr()
     assert main(["generate", str(output), "--prompt", "What is 2 + 3?", "--max-new-tokens", "4"]) == 0
-    assert model.tokenizer.token_id("<|end_of_sentence|>") not in model.encode_text("a <|end_of_sentence|>")
+    assert model.tokenizer.token_id("<|end_of_sentence|>") not in model.encode_text("a <|end_of_sentence|>").ids
 
 
 def test_validate_knows_the_steps_until_the_tokenizer_changes(make_config, ernie_folder, tmp_path):

@@ -27,9 +27,20 @@ RECORDS: dict[str, list[Any]] = {
     ],
     "text": [{"text": "A text that is long enough to be trained on."}],
     "sharegpt": [{"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]}],
+    "asr": [
+        {"audio_path": "1.wav", "text": "four", "language": "en", "start": 0.0, "end": 0.5, "duration": 0.5},
+        {"audio_filepath": "../1.wav", "text": "four", "offset": 0, "duration": 1e9},
+        {"audio": {"path": "/dev/zero", "bytes": None}, "sentence": "four"},
+    ],
+    "audio messages": [
+        {"messages": [{"role": "user", "content": "<audio>What?"}, {"role": "assistant", "content": "four"}], "audios": ["1.wav"]},
+        {"messages": [{"role": "user", "content": [{"type": "audio", "path": "1.wav"}, {"type": "text", "text": "What?"}]}, {"role": "assistant", "content": "four"}]},
+        {"prompt": "<audio>What?", "chosen": "four", "rejected": "five", "audios": ["1.wav"]},
+    ],
     "pairs": [{"prompt": "Hi", "completion": "Hello"}, {"prompt": "2 + 2?", "chosen": "4", "rejected": "5"}],
 }  # fmt: skip
-TYPES = ["", "erniekit", "alpaca", "messages", "text", "sharegpt", "packed"]
+SILENCE = b"RIFF$\x10\0\0WAVEfmt \x10\0\0\0\x01\0\x01\0\x40\x1f\0\0\x80\x3e\0\0\x02\0\x10\0data\0\x10\0\0" + bytes(4096)
+TYPES = ["", "erniekit", "alpaca", "messages", "text", "sharegpt", "asr", "packed"]
 SUFFIXES = [".jsonl", ".jsonl", ".jsonl", ".json", ".txt", ".csv", ".tsv", ".parquet", ".jsonl.gz", ""]
 
 
@@ -64,4 +75,5 @@ def draw(random: Random) -> Case:
         "continue_training": "false",
     }
     words = [f"{name}={value}" for name, value in values.items() if value]
-    return Case({name: content, "run.yaml": b"seed: 1\n"}, [["validate", "{folder}/run.yaml", "--data", *words]])
+    files = {name: content, "run.yaml": b"seed: 1\n", "1.wav": random.choice([SILENCE, b"", damaged(SILENCE, random)])}
+    return Case(files, [["validate", "{folder}/run.yaml", "--data", *words]])

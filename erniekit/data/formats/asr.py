@@ -39,8 +39,10 @@ def parse_asr(record: dict) -> Conversation:
     if name is None:
         raise MalformedError(RECORDING_FIELDS[0], EXPECTED, "nothing")
     clip = _stretch(record, parse_recording(record[name], name))
-    text_name = _first(record, TEXT_FIELDS) or TEXT_FIELDS[0]
-    text = parse_answer(record.get(text_name), text_name)
+    text_name = _first(record, TEXT_FIELDS)
+    if text_name is None:
+        raise MalformedError(TEXT_FIELDS[0], "the transcript", "nothing")
+    text = parse_answer(record[text_name], text_name)
     turns = (Turn(USER, "", clips=(ContentClip(0, clip),)), Turn(ASSISTANT, text, True))
     return Conversation(turns, transcribes=True, language=_language(record))
 
@@ -65,7 +67,7 @@ def _stretch(record: dict, clip: Clip) -> Clip:
         end = start + duration
     if duration == 0:
         raise MalformedError("duration", "seconds above 0", shorten(record["duration"]))
-    if end is not None and end <= start:
+    if end is not None and not start < end < math.inf:
         raise MalformedError("end", f"seconds after the start ({start:g})", shorten(record.get("end", end)))
     return Clip(clip.path, start, end, clip.row, clip.column, duration)
 

@@ -14,6 +14,7 @@ from erniekit.data.conversation import Conversation, Preference
 from erniekit.data.formats.format import Record
 from erniekit.data.formats.problems import MalformedError, shorten
 from erniekit.data.media.clip import Clip
+from erniekit.errors import DataError
 
 
 def media_folders(path: str | Path, media_dir: Sequence[str] = ()) -> tuple[str, ...]:
@@ -22,7 +23,14 @@ def media_folders(path: str | Path, media_dir: Sequence[str] = ()) -> tuple[str,
     Args:
         path: of the data file, whose folder it is by default.
         media_dir: the folders that the user has set.
+
+    Raises:
+        DataError: one of these is no folder.
     """
+    for folder in media_dir:
+        if not os.path.isdir(os.path.expanduser(folder)):
+            here = f"paths are relative to the current folder, {os.getcwd()}"
+            raise DataError(f"media_dir: expected folders that exist, got {shorten(folder, 100)} ({here})")
     return tuple(os.path.realpath(os.path.expanduser(folder)) for folder in media_dir or (os.path.dirname(path),))
 
 
@@ -74,6 +82,8 @@ def _locate(clip: Clip, value: dict, folders: Sequence[str]) -> Clip:
         if problem is None:
             return replace(clip, path=real)
         reason = problem
+    if not os.path.isabs(clip.path) and os.path.isfile(clip.path):
+        reason = "such a file is in the current folder only (write media_dir: . if paths are relative to that)"
     field = _place_of(clip.path, value) or "audio"
     raise MalformedError(field, f"a sound file below {below}", f"{shorten(clip.path, 100)}: {reason}")
 

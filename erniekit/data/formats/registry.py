@@ -6,6 +6,7 @@ A new format is one entry of FORMATS, and its name one choice of `train_dataset_
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -72,28 +73,28 @@ _IN_CONVERSATIONS = _lists("conversations", "from", "role")
 _FORMATS = (
     Format(
         "erniekit", "ERNIEKit's format", "src, tgt", "dialogues",
-        frozenset({"src", "tgt", "system", "label", "is_system", *AUDIO_LISTS}),
+        frozenset({"src", "tgt", "system", "label", "is_system"}),
         lambda record: _has("src", "tgt")(record) and "response" not in record, parse_erniekit,
     ),
     Format(
         "alpaca", "alpaca", "instruction, output", "dialogues",
-        frozenset({"instruction", "input", "output", "history", "system", *AUDIO_LISTS}),
+        frozenset({"instruction", "input", "output", "history", "system"}),
         _has("instruction", "output"), parse_alpaca,
     ),
     Format(
         "messages", "messages (OpenAI's format)", "messages", "dialogues",
-        frozenset({"messages", "tools", "label", *AUDIO_LISTS}),
+        frozenset({"messages", "tools", "label"}),
         _lists("messages", "role"), parse_messages_record, ("messages",), calls_tools=True,
     ),
     Format(
         "sharegpt", "ShareGPT", "conversations", "dialogues",
-        frozenset({"conversations", "system", "tools", *AUDIO_LISTS}),
+        frozenset({"conversations", "system", "tools"}),
         lambda record: _IN_CONVERSATIONS(record) and not _HAS_ANSWERS(record), parse_sharegpt,
         ("conversations",), calls_tools=True,
     ),
     Format(
         "prompt_completion", "prompt and completion", "prompt, completion", "dialogues",
-        frozenset({"prompt", "completion", "system", "tools", *AUDIO_LISTS}),
+        frozenset({"prompt", "completion", "system", "tools"}),
         _has("prompt", "completion"), parse_prompt_completion, ("prompt", "completion"), calls_tools=True,
     ),
     Format(
@@ -104,31 +105,39 @@ _FORMATS = (
     Format("text", "plain text", "text", "text", frozenset({"text", "tgt"}), _is_plain_text, parse_plain_text),
     Format(
         "erniekit", "ERNIEKit's pairs", "src, response, sort", "pairs",
-        frozenset({"src", "tgt", "response", "sort", "system", "is_system", *AUDIO_LISTS}),
+        frozenset({"src", "tgt", "response", "sort", "system", "is_system"}),
         _has("src", "response"), parse_erniekit_pair,
     ),
     Format(
         "alpaca", "alpaca's pairs", "instruction, chosen, rejected", "pairs",
-        frozenset({"question", "instruction", "input", "history", "system", "chosen", "rejected"})
-        | {*SCORES, *AUDIO_LISTS},
+        frozenset({"question", "instruction", "input", "history", "system", "chosen", "rejected", *SCORES}),
         lambda record: _HAS_ANSWERS(record) and ("question" in record or "instruction" in record), parse_alpaca_pair,
     ),
     Format(
         "messages", "pairs of messages", "prompt, chosen, rejected", "pairs",
-        frozenset({"prompt", "chosen", "rejected", *SCORES, *AUDIO_LISTS}),
+        frozenset({"prompt", "chosen", "rejected", *SCORES}),
         lambda record: _HAS_ANSWERS(record)
         and ("prompt" in record or all(_lists(name, "role")(record) for name in ("chosen", "rejected"))),
         parse_messages_pair, ("prompt", "chosen", "rejected"),
     ),
     Format(
         "sharegpt", "ShareGPT's pairs", "conversations, chosen, rejected", "pairs",
-        frozenset({"conversations", "system", "chosen", "rejected", *SCORES, *AUDIO_LISTS}),
+        frozenset({"conversations", "system", "chosen", "rejected", *SCORES}),
         lambda record: _IN_CONVERSATIONS(record) and _HAS_ANSWERS(record), parse_sharegpt_pair,
         ("conversations", "chosen", "rejected"),
     ),
 )  # fmt: skip
+
+
+def _with_recordings(form: Format) -> Format:
+    """Return a format of dialogues or pairs with the field of recordings, which all of them may have."""
+    if form.records == "text" or form.alternatives:
+        return form
+    return replace(form, fields=form.fields | set(AUDIO_LISTS), alternatives=(AUDIO_LISTS,))
+
+
 FORMATS: dict[str, Format] = {
-    preference_kind(form.name) if form.records == "pairs" else form.name: form for form in _FORMATS
+    preference_kind(form.name) if form.records == "pairs" else form.name: _with_recordings(form) for form in _FORMATS
 }
 KINDS = tuple(FORMATS)
 PAIR_KINDS = tuple(kind for kind, form in FORMATS.items() if form.records == "pairs")

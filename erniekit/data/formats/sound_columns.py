@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -28,6 +29,31 @@ def _holds_bytes_and_path(column: Any) -> bool:
     return held is not None and "path" in fields and (types.is_binary(held) or types.is_large_binary(held))
 
 
+def _class_names(schema: Any) -> dict[str, list[str]]:
+    """Return the names of the classes that columns of integers stand for, such as languages: `datasets` writes them."""
+    try:
+        features = json.loads(schema.metadata[b"huggingface"])["info"]["features"]
+        return {
+            name: feature["names"]
+            for name, feature in features.items()
+            if isinstance(feature, dict) and feature.get("_type") == "ClassLabel" and isinstance(feature["names"], list)
+        }
+    except (LookupError, TypeError, ValueError, AttributeError):  # no such metadata
+        return {}
+
+
+def _named(row: Row, classes: dict[str, list[str]]) -> Row:
+    """Return a row with the names of classes in the places of their numbers."""
+    if not classes:
+        return row
+    names = {
+        column: classes[column][number]
+        for column, number in row.items()
+        if column in classes and isinstance(number, int) and 0 <= number < len(classes[column])
+    }
+    return row | names
+
+
 def parquet_rows(path: str | Path, file: Any) -> Iterator[Row]:
     """Yield the rows of a Parquet file.
 
@@ -43,6 +69,7 @@ def parquet_rows(path: str | Path, file: Any) -> Iterator[Row]:
         for batch in file.iter_batches(BATCH_ROWS):
             yield from batch.to_pylist()
         return
+    classes = _class_names(file.schema_arrow)
     columns = [f"{name}.path" if name in sounds else name for name in file.schema_arrow.names]
     place, before = os.path.realpath(path), 0
     for group in range(file.num_row_groups):
@@ -54,7 +81,7 @@ def parquet_rows(path: str | Path, file: Any) -> Iterator[Row]:
         )
         for number, row in enumerate(rows):
             with_bytes = [name for name in sounds if held[name][number]]
-            yield row | {name: Clip(place, row=before + number, column=name) for name in with_bytes}
+            yield _named(row, classes) | {name: Clip(place, row=before + number, column=name) for name in with_bytes}
         before += file.metadata.row_group(group).num_rows
 
 
@@ -79,6 +106,7 @@ def hub_rows(dataset: Any) -> Iterator[Row]:
     if not sounds:
         yield from dataset
         return
+    classes = _class_names(table.schema)
     held = {}
     for name in sounds:
         column, index = table.column(name), table.schema.get_field_index(name)
@@ -92,7 +120,7 @@ def hub_rows(dataset: Any) -> Iterator[Row]:
                 name: Clip(path, row=place, column=name) if held[name][number].as_py() else {"path": row[name]}
                 for name in sounds
             }
-            yield row | sound
+            yield _named(row, classes) | sound
             number += 1
 
 

@@ -76,13 +76,14 @@ def hub_files(path: str | Path) -> list[Path]:
 
 
 def hub_cache_folders() -> list[str]:
-    """Return the folders of the caches, below which lie the files that a data set names."""
+    """Return those folders of caches that exist, below which lie the files that a data set names."""
     try:
         import datasets
         from huggingface_hub import constants
     except ImportError:  # reading the data set reports it
         return []
-    return [str(constants.HF_HUB_CACHE), str(datasets.config.HF_DATASETS_CACHE)]
+    folders = [str(constants.HF_HUB_CACHE), str(datasets.config.HF_DATASETS_CACHE)]
+    return [folder for folder in folders if Path(folder).is_dir()]
 
 
 def _open(name: str) -> Any:

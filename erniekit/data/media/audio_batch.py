@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,13 +17,17 @@ if TYPE_CHECKING:
 
 
 def audio_arrays(
-    rows: Sequence[Sequence[Sample]], shape: tuple[int, int], inputs: AudioInputs
+    rows: Sequence[Sequence[Sample]],
+    shape: tuple[int, int],
+    inputs: AudioInputs,
+    read: Callable[[PlacedClip, AudioInputs], np.ndarray] | None = None,
 ) -> dict[str, np.ndarray]:
     """Read the recordings of a batch, and say at which positions the states of the encoder stand.
 
     Args:
         rows: the samples of each row, which lie one after the other.
         shape: B and S, of the batch.
+        read: returns the sound of a clip; default: `read_placed`, which reads its file.
 
     Returns:
         audio_features: float32[A, M, T], the log-mel spectrograms of all windows in the order of rows and positions,
@@ -39,7 +43,7 @@ def audio_arrays(
     features: list[np.ndarray] = []
     frames: list[int] = []
     for row, clip, place in _placed_clips(rows):
-        windows = clip_windows(read_placed(clip, inputs), inputs)
+        windows = clip_windows((read or read_placed)(clip, inputs), inputs)
         indices = window_states(clip.length, inputs) + len(frames) * inputs.window_tokens
         if len(indices) != clip.tokens:
             raise ValueError(f"{clip}: {clip.tokens} placeholder tokens for {len(indices)} states of the encoder")

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import math
 
-from erniekit.distributed.planning.memory import Workload
+from erniekit.distributed.planning.memory import Workload, trained_shapes
 from erniekit.distributed.stages import layer_chunks, numel_on_rank, shapes_on_pp_stage, stage_layers
 from erniekit.distributed.topology import Topology
 from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.architectures.plain_decoder import EMBEDDING, Shapes
-from erniekit.model.lora.config import adapter_shapes
 
 LOSS_NUMBERS = 3  # exchanged per token: the largest logit, the sum of exponentials, the label's logit
 
@@ -29,9 +28,7 @@ def step_bytes(
     chunks = chunks or layer_chunks(model.num_hidden_layers, topology)
     shapes = model.weight_shapes()
     weights = shapes_on_pp_stage(shapes, model, topology, chunks, pp_stage)
-    trained = weights
-    if work.adapters is not None:
-        trained = shapes_on_pp_stage(adapter_shapes(model, work.adapters), model, topology, chunks, pp_stage)
+    trained = shapes_on_pp_stage(trained_shapes(model, work), model, topology, chunks, pp_stage)
     sent = {
         "tensor": _tensor(model, work, topology, chunks, pp_stage, trained),
         "experts": _experts(model, work, topology, chunks, pp_stage),

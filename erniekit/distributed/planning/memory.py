@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from erniekit.distributed.planning.encoder_memory import encoder_values, windows_of
 from erniekit.distributed.stages import (
     chunks_in_flight,
     layer_chunks,
@@ -17,7 +18,7 @@ from erniekit.distributed.stages import (
 )
 from erniekit.distributed.topology import Topology
 from erniekit.model.architectures.model_config import ModelConfig
-from erniekit.model.architectures.parts import decoder_linears
+from erniekit.model.architectures.parts import ALIGNER, AUDIO, LLM, decoder_linears, part_of, trainable_shapes
 from erniekit.model.architectures.plain_decoder import EMBEDDING, POST_NORMS, Shapes
 from erniekit.model.lora.config import LoraSettings, adapter_shapes
 from erniekit.model.quantization.settings import WeightOnly
@@ -73,6 +74,7 @@ class Workload:
         dense_mask: FlashMask is off: a B x S x S mask and full score matrices exist.
         reference_copy: there is a second, frozen model.
         adapters: trained on top of frozen weights; None: all weights are trained.
+        frozen: the parts of the model that are not trained (`architectures/parts.py`).
         sharding: ZeRO stage: 0 none, 1 optimizer states, 2 also gradients, 3 also parameters.
         weight_only: quantization of frozen linear weights; None: floats.
         checkpoint_value: bytes per trained value of a checkpoint that waits in shared memory; 0: there is none.
@@ -89,6 +91,7 @@ class Workload:
     dense_mask: bool = False
     reference_copy: bool = False
     adapters: LoraSettings | None = None
+    frozen: frozenset[str] = frozenset()
     sharding: int = 0
     weight_only: WeightOnly | None = None
     checkpoint_value: float = 0.0
@@ -121,6 +124,8 @@ def training_memory(
     shards = [topology.sharding if work.sharding >= level else 1 for level in (1, 2, 3)]
     saved, working = _LayerActivations(model, work, topology).stage_values(chunks, pp_stage)
     head_saved, head_working = _head_values(model, work, topology, pp_stage)
+    heard_saved, heard_working = _encoder_values(model, work, topology, pp_stage)
+    saved, working = saved + heard_saved, max(working, heard_working)
     working = max(working + dequantized, head_working, _embedding_gradient(model, work, topology, pp_stage))
     workspace = working * formats.activations
     rows = work.batch_size * work.max_seq_len**2
@@ -137,6 +142,13 @@ def training_memory(
     memory["process"] = _process(memory, work) if formats.on_cpu else 0
     memory["checkpoint"] = int(trained * work.checkpoint_value) // shards[0]
     return {**memory, "total": sum(memory.values())}
+
+
+def trained_shapes(model: ModelConfig, work: Workload) -> Shapes:
+    """Return the names and shapes of the weights that are trained, or of the adapters."""
+    if work.adapters is not None:
+        return adapter_shapes(model, work.adapters)
+    return trainable_shapes(model, work.frozen)
 
 
 def tensor_bytes(memory: dict[str, int]) -> int:
@@ -164,11 +176,9 @@ def _param_counts(
     packed = _packed_shapes(model, work)
     plain = {name: shape for name, shape in shapes.items() if name not in packed}
     weights = numel_on_rank(shapes_on_pp_stage(plain, model, topology, chunks, pp_stage), model.architecture, topology)
-    if work.adapters is None:
-        return weights, weights
-    adapters = shapes_on_pp_stage(adapter_shapes(model, work.adapters), model, topology, chunks, pp_stage)
-    trained = numel_on_rank(adapters, model.architecture, topology)
-    return weights + trained, trained
+    own = shapes_on_pp_stage(trained_shapes(model, work), model, topology, chunks, pp_stage)
+    trained = numel_on_rank(own, model.architecture, topology)
+    return weights + trained if work.adapters else weights, trained
 
 
 def _packed_shapes(model: ModelConfig, work: Workload) -> Shapes:
@@ -322,13 +332,31 @@ def _head_values(model: ModelConfig, work: Workload, topology: Topology, pp_stag
     if not work.fused_head:
         return losses * work.tokens * vocabulary, work.tokens * vocabulary  # probabilities; logits or their gradient
     # The gradients of hidden states, and of a trained head, are computed with the loss.
-    saved = losses * (work.tokens * model.hidden_size + (head if work.adapters is None else 0))
+    trained = head if work.adapters is None and LLM not in work.frozen else 0
+    saved = losses * (work.tokens * model.hidden_size + trained)
     return saved, min(max(CHUNK_LOGITS, head // 4), work.tokens * vocabulary)
+
+
+def _encoder_values(model: ModelConfig, work: Workload, topology: Topology, pp_stage: int) -> tuple[int, int]:
+    """Return the values that an audio encoder and its projector save and use for rows full of placeholders, on the
+    first stage."""
+    if model.architecture.audio is None or pp_stage > 0:
+        return 0, 0
+    trained = {part_of(model.architecture, name) for name in trained_shapes(model, work)}
+    saved, working = encoder_values(
+        model,
+        windows_of(model, work.tokens),
+        topology,
+        trained=trained & {AUDIO, ALIGNER},
+        recompute=work.recompute,
+        kept_scores=KEPT_SCORES if work.formats.on_cpu else 0,
+    )
+    return saved * chunks_in_flight(topology, pp_stage, work.accumulation) // topology.virtual_pipeline, working
 
 
 def _embedding_gradient(model: ModelConfig, work: Workload, topology: Topology, pp_stage: int) -> int:
     """Return the dense gradient of the embedding, before it is accumulated."""
-    if work.adapters is not None or pp_stage > 0:
+    if work.adapters is not None or LLM in work.frozen or pp_stage > 0:
         return 0
     embedding = model.architecture.file_name(EMBEDDING)
     return numel_on_rank({embedding: (model.vocab_size, model.hidden_size)}, model.architecture, topology)

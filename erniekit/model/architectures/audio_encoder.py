@@ -83,10 +83,11 @@ def encoder_config(
         layerdrop: the key of the probability to skip a layer in training, which must be 0.
     """
     defaults = AudioEncoderSizes._field_defaults
+    most = dict.fromkeys(defaults, 2**20) | {"num_hidden_layers": 2_000}
     return EncoderConfig(
         model_type,
         AudioEncoderSizes,
-        keys={name: Key(int, 1, default=default, most=2**20) for name, default in defaults.items()},
+        keys={name: Key(int, 1, default=default, most=most[name]) for name, default in defaults.items()},
         key_names=key_names or {},
         aliases=aliases or {},
         neutral={**_NEUTRAL, layerdrop: (0, 0.0)},
@@ -119,7 +120,7 @@ _CONVOLUTION = ModuleRule("other", _WITH_BIAS)
 ENCODER_RULES = {
     "conv1": _CONVOLUTION,
     "conv2": _CONVOLUTION,
-    "embed_positions": ModuleRule("other", initial=sinusoids),
+    "embed_positions": ModuleRule("other", initial=sinusoids, trained=False),
     "layers.{block}.self_attn_layer_norm": LAYER_NORM,
     "layers.{block}.self_attn.q_proj": COLUMN_PARALLEL,
     "layers.{block}.self_attn.k_proj": COLUMN_PARALLEL,
@@ -235,6 +236,7 @@ def with_audio_encoder(
         text=text,
         encoders={AUDIO_CONFIG: encoder},
         decoder_prefix="language_model.",
+        stores_tied_head=True,
         towers=towers,
         tensor_parallel_sizes=lambda config: {
             **{f"text_config.{name}": size for name, size in text.tensor_parallel_sizes(config).items()},

@@ -16,6 +16,7 @@ from erniekit.model.architectures.architecture import ALWAYS, Architecture
 from erniekit.model.architectures.config_reading import read_config, written_config
 from erniekit.model.architectures.registry import ARCHITECTURES, architecture_of
 from erniekit.model.architectures.rope_scaling import yarn_remark
+from erniekit.model.processor_files import check_processor_files
 from erniekit.model.storage.model_folder import refuse_sharded_checkpoint
 
 CONFIG_FILE = "config.json"
@@ -96,6 +97,8 @@ class ModelConfig:
         config = cls.from_json(read_json_object(path), where=str(path), ignored_keys=ignored_keys)
         for remark in config.remarks:
             _warn_once(f"{path}: {remark}")
+        if config.architecture.audio is not None:
+            check_processor_files(Path(folder), config.architecture.audio(config))
         return config
 
     @classmethod

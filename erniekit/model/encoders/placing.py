@@ -16,20 +16,29 @@ if TYPE_CHECKING:
 def place_states(decoder: Decoder, embeddings_BSH: paddle.Tensor, inputs: Mapping[str, paddle.Tensor]) -> paddle.Tensor:
     """Return the embeddings with the states of the decoder's audio encoder where `audio_states` names one.
 
-    Batches without a recording run no encoder. With sequence parallelism a rank has the embeddings of its own tokens,
-    as [1, B * S / n, H], and places the states of these.
+    A batch without a recording encodes a window of silence, which stands nowhere and has a gradient of zeros, so that
+    ranks which share the weights reach all of them in the same order, whatever their batches hold. With sequence
+    parallelism a rank has the embeddings of its own tokens, as [1, B * S / n, H], and places the states of these.
 
     Args:
         inputs: `audio_features`, `audio_frames` and `audio_states`, see `audio_encoder.embed_audio`; all may be absent.
     """
-    features_AMT = inputs.get("audio_features")
-    if features_AMT is None or features_AMT.shape[0] == 0:
+    if "audio_features" not in inputs:
         return embeddings_BSH
     encoder, projector = decoder.towers
-    states = projector(encoder(features_AMT, inputs["audio_frames"])).astype(embeddings_BSH.dtype)
+    windows = _at_least_one(inputs["audio_features"], inputs["audio_frames"])
+    states = projector(encoder(*windows, recompute=decoder.recompute)).astype(embeddings_BSH.dtype)
     if decoder.tp.sequence_parallel_active:  # each rank's tokens give a part of the gradient, and the encoder needs all
         states = replace(decoder.tp, sequence_parallel=False).copy_to_tp(states)
     places = decoder.tp.local_tokens(inputs["audio_states"])
     is_placed = (places >= 0).unsqueeze(-1)
     found = F.embedding(paddle.maximum(places, paddle.zeros_like(places)), states)
     return paddle.where(is_placed, found, embeddings_BSH)
+
+
+def _at_least_one(features_AMT: paddle.Tensor, frames_A: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
+    """Return the windows of a batch, or one of silence."""
+    windows, mel_bins, length = features_AMT.shape
+    if windows:
+        return features_AMT, frames_A
+    return paddle.zeros([1, mel_bins, length], features_AMT.dtype), paddle.full([1], length, frames_A.dtype)

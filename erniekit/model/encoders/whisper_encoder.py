@@ -17,6 +17,7 @@ from paddle import nn
 from erniekit.model.architectures.audio_encoder import FRAMES_PER_STATE, KERNEL, AudioEncoderSizes
 from erniekit.model.attention import AttentionPlan
 from erniekit.model.linear import ZEROS, Linear
+from erniekit.model.recompute import Recompute
 from erniekit.model.tensor_parallel import TensorParallel
 
 EPSILON = 1e-5  # of all layer norms
@@ -53,12 +54,15 @@ class WhisperEncoder(nn.Layer):
         self.layers = nn.LayerList(WhisperEncoderLayer(sizes, tp) for _ in range(sizes.num_hidden_layers))
         self.layer_norm = nn.LayerNorm(hidden, EPSILON)
 
-    def forward(self, features_AMT: paddle.Tensor, frames_A: paddle.Tensor) -> paddle.Tensor:
+    def forward(
+        self, features_AMT: paddle.Tensor, frames_A: paddle.Tensor, recompute: Recompute | None = None
+    ) -> paddle.Tensor:
         """Encode windows.
 
         Args:
             features_AMT: float32.
             frames_A: int32, the frames of each window that are sound; the others are its padding.
+            recompute: in training, layers keep only their input and compute the rest again in backward.
         """
         all_states = features_AMT.shape[2] // FRAMES_PER_STATE
         heard = self._heard_states(frames_A, all_states)
@@ -68,7 +72,7 @@ class WhisperEncoder(nn.Layer):
         x_ASH = self.embed_positions(x_ASH)
         plan = self._attention_plan(frames_A, x_ASH.shape[1])
         for layer in self.layers:
-            x_ASH = layer(x_ASH, plan)
+            x_ASH = layer(x_ASH, plan) if recompute is None else recompute.whole_layer(layer, x_ASH, plan)
         if self.pooled > 1:
             windows, states, channels = x_ASH.shape
             whole = states // self.pooled

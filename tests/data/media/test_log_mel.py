@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -68,6 +72,26 @@ def test_filters_are_triangles_of_equal_area():
         assert (np.diff(peaks) >= 0).all()
     wide = mel_filters(16)[4:]  # many frequencies below each, so that their sum is near the area
     np.testing.assert_allclose(wide.sum(1) * 40, 1.0, atol=0.02)
+
+
+DIGEST = """
+import hashlib, numpy as np
+from erniekit.data.media.log_mel import log_mel
+sound = np.random.default_rng(0).normal(0, 0.1, 90_000).astype(np.float32)
+print(*(hashlib.md5(log_mel(sound, bins, 600)).hexdigest() for bins in (16, 40, 80, 128)))
+"""
+
+
+def test_the_values_do_not_depend_on_the_number_of_threads():
+    """Otherwise a run that is resumed on another number of cores would read other sounds."""
+    found = set()
+    for threads in ("1", "3"):
+        environment = {**os.environ, "OMP_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads}
+        done = subprocess.run(
+            [sys.executable, "-c", DIGEST], env=environment, capture_output=True, text=True, check=True
+        )
+        found.add(done.stdout)
+    assert len(found) == 1
 
 
 @pytest.mark.parametrize("samples, frames", [(0, 10), (1601, 10), (100, 1)])

@@ -122,14 +122,14 @@ def test_what_is_no_recording_is_named(tmp_path):
     assert "samples a second" in refusal(Clip(write(tmp_path / "slow.wav", tone(0.1), 10)))
 
 
-@pytest.mark.parametrize("name", ["s.wav", "s.flac", "s.mp3"])
+@pytest.mark.parametrize("name", ["s.wav", "s.aiff", "s.flac", "s.mp3"])
 @pytest.mark.parametrize("kept", [0.3, 0.9])
 def test_recordings_that_are_cut_off_are_refused(tmp_path, name, kept):
     path = Path(write(tmp_path / name, noise(40_000)))
     content = path.read_bytes()
     path.write_bytes(content[: round(len(content) * kept)])
     assert "cut off" in refusal(Clip(str(path)))
-    if name == "s.wav" or (name == "s.mp3" and kept < 0.5):  # others do not show it before they are decoded
+    if name in ("s.wav", "s.aiff") or (name == "s.mp3" and kept < 0.5):  # others do not show it before they are decoded
         with pytest.raises(RecordingError, match="cut off"):
             clip_length(Clip(str(path)))
 
@@ -160,6 +160,14 @@ def test_wav_that_was_written_into_a_pipe_lasts_to_the_end_of_the_file(tmp_path,
     path = Path(write(tmp_path / "s.wav", tone(0.5)))
     content = bytearray(path.read_bytes())
     content[40:44] = struct.pack("<I", size)
+    path.write_bytes(content)
+    assert clip_length(Clip(str(path))) == len(read_clip(Clip(str(path)))) == RATE // 2
+
+
+def test_a_header_that_counts_itself_is_no_damage(tmp_path):
+    path = Path(write(tmp_path / "s.wav", tone(0.5)))
+    content = bytearray(path.read_bytes())
+    content[40:44] = struct.pack("<I", len(content))
     path.write_bytes(content)
     assert clip_length(Clip(str(path))) == len(read_clip(Clip(str(path)))) == RATE // 2
 

@@ -68,6 +68,13 @@ def test_ogg_that_is_cut_off(tmp_path):
     assert "a last page of the Ogg file; none: the file is cut off" in told(Clip(str(path)))
 
 
+def test_late_sections_of_mp3(tmp_path, monkeypatch):
+    monkeypatch.setattr("erniekit.data.media.recording_check.MAX_SKIPPED", 1)
+    for name, count in (("s.mp3", 1), ("s.flac", 0)):
+        path = write(tmp_path / name, np.concatenate([speech_like()] * 3))
+        assert len(told(Clip(path, 1.5, 2.6))) == count and told(Clip(path, 0.5, 1.6)) == []
+
+
 def test_the_duration_that_a_record_declares(tmp_path):
     clip = Clip(write(tmp_path / "s.wav", speech_like()))
     for declared in (None, 1.0, 0.95, 1.09):
