@@ -13,8 +13,6 @@ from erniekit.environment import import_paddle
 
 import_paddle()
 
-from erniekit.inference.transcribe import Transcript, TranscriptionSettings, transcribe
-
 from erniekit.build.data import training_dataset
 from erniekit.build.model import begin
 from erniekit.config import Config
@@ -23,6 +21,7 @@ from erniekit.data.batch import Batch
 from erniekit.data.collate import collate
 from erniekit.data.media.audio_batch import audio_arrays
 from erniekit.inference.engine import ChatModel
+from erniekit.inference.transcribe import Transcript, TranscriptionSettings, transcribe
 from erniekit.model.builder import build_model
 from erniekit.training.objectives.objective import supervised
 from erniekit.training.optim.adamw import build_optimizer
