@@ -33,7 +33,9 @@ def test_no_held_out_phrase_is_trained_on_and_voices_are_kept_apart(make_speech)
     for name in ("eval", "eval-unseen", "new-voice-eval"):
         assert trained.isdisjoint(phrase.text for phrase in files[name])
     voices = {name: {phrase.voice for phrase in drawn} for name, drawn in files.items()}
-    assert len(files["train"]) == 2000 and voices["train"] == voices["eval"] and len(voices["train"]) == 8
+    assert len(files["train"]) == 4000 and voices["train"] == voices["eval"] and len(voices["train"]) == 8
+    pairs = list(zip(files["train"][::2], files["train"][1::2], strict=True))
+    assert all(one.text == other.text and one.voice != other.voice for one, other in pairs)
     assert voices["train"].isdisjoint(voices["eval-unseen"] | voices["new-voice"])
     assert voices["new-voice"] == voices["new-voice-eval"]
     digits = Counter(word for phrase in files["train"] for word in phrase.text.split())

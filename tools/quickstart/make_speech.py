@@ -130,8 +130,8 @@ def recording(synthesiser: Synthesiser, phrase: Phrase) -> np.ndarray:
 def phrases(
     name: str, count: int, voices: tuple[str, ...], shortest: int, banned: set[str], said_by: int = 1
 ) -> Iterator[Phrase]:
-    """Draw `count` phrases of `shortest` to 5 digits, none of them in `banned`, each said by `said_by` voices; every voice
-    says as many as any other."""
+    """Draw `count` phrases of `shortest` to 5 digits, none of them in `banned`, each said by `said_by` voices; every
+    voice says as many as any other."""
     draw = random.Random(f"{SEED}/{name}")
     said = 0
     while said < count * said_by:
