@@ -79,7 +79,7 @@ def test_recordings_are_as_loud_and_as_noisy_as_drawn(make_speech, made: tuple[P
             assert record["text"] == phrase.text and record["voice"] == phrase.voice
             sound, rate = soundfile.read(made[0] / record["audio_path"])
             before, after = int(phrase.before * rate), int(phrase.after * rate)
-            assert rate == 16_000 and 0.3 < len(sound) / rate - phrase.before - phrase.after < 2.6
+            assert rate == 16_000 and 0.2 < len(sound) / rate - phrase.before - phrase.after < 2.6
             assert abs(np.abs(sound).max() - phrase.level) < 1e-3
             noise = np.square(np.concatenate([sound[:before], sound[len(sound) - after :]])).mean()
             if phrase.snr is None:

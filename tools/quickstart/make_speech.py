@@ -12,7 +12,7 @@ FLAC files of 16 kHz, and their records, one a line, {"audio_path": ..., "text":
     new-voice-eval.jsonl    100 phrases from that voice
 
 Voice, rate, pitch, silence around the phrase, loudness and noise differ from phrase to phrase. No phrase of a held-out
-file is in a training file. The same seed and the same eSpeak NG give the same bytes. The recordings (78 MB) are made
+file is in a training file. The same seed and the same eSpeak NG give the same bytes. The recordings (129 MB) are made
 on your machine and not shipped, because they are large.
 """
 
