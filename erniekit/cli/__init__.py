@@ -31,6 +31,7 @@ VERBS = {
     "pack": "tokenise and pack training data once, for training runs to replay",
     "chat": "talk to a model",
     "generate": "answer prompts with a model",
+    "transcribe": "write down what is said in recordings",
     "export": "write a trained model to a folder that others can load",
     "split": "write a model's weights in shards of another size",
     "params": "explain a parameter, or search for one",
@@ -43,6 +44,7 @@ VERBS = {
 OTHER_VERBS = {
     **dict.fromkeys(("sft", "finetune", "fine-tune", "finetuning", "pretrain", "pt", "lora", "run"), "train"),
     **dict.fromkeys(("infer", "inference", "predict"), "generate"),
+    **dict.fromkeys(("asr", "recognize", "recognise"), "transcribe"),
     **dict.fromkeys(("evaluate", "evaluation", "test"), "eval"),
     **dict.fromkeys(("merge", "convert"), "export"),
     **dict.fromkeys(("check", "lint"), "validate"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,8 @@ from erniekit.model.quantization.settings import Fp8, WeightOnly
 from erniekit.terminal import escape_control_characters
 
 if TYPE_CHECKING:
+    from erniekit.data.media.clip import Clip
+    from erniekit.data.templates.transcription import Request
     from erniekit.inference.engine import ChatModel
 
 CONFIGURATIONS = (".yaml", ".yml", ".json")
@@ -40,7 +43,7 @@ def run(arguments: list[str]) -> int:
         epilog='Example: erniekit generate output/quickstart/sft --prompt "What is 2 + 3?" --temperature 0',
     )
     add_model_arguments(parser)
-    prompt_group = parser.add_mutually_exclusive_group(required=True)
+    prompt_group = parser.add_mutually_exclusive_group()
     prompt_group.add_argument("--prompt", action="append", help="a user's message; may be given several times")
     prompt_group.add_argument(
         "--prompts",
@@ -54,14 +57,17 @@ def run(arguments: list[str]) -> int:
         metavar="FILE",
         help="write the answers to --prompts to this file, as JSON lines (default: print them)",
     )
+    parser.add_argument(
+        "--audio",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="recordings that stand before each --prompt in the user's message; without a prompt one recording is "
+        "transcribed (several, or long ones: erniekit transcribe)",
+    )
     parser.add_argument("--raw", action="store_true", help="continue the text as it is, without the chat template")
     options = parse_with_overrides(parser, arguments)
-    if options.raw and options.system:
-        parser.error(
-            "--raw continues the text without the chat template, and --system needs the template; drop one of them"
-        )
-    if options.output and not options.prompts:
-        parser.error("--output needs --prompts FILE; answers to --prompt are printed")
+    _check_words(parser, options)
     parameters = generation_parameters(options)
     if options.prompts:
         return _answer_file(options, parameters)
@@ -70,12 +76,38 @@ def run(arguments: list[str]) -> int:
 
     model = load_model(options, parameters)
     sampling = sampling_from(parameters.generation, parameters.training.seed)
-    answers = model.answer(options.prompt, sampling, system=options.system, raw=options.raw)
-    for prompt, answer in zip(options.prompt, answers, strict=True):
+    prompts = options.prompt or [""]
+    answers = model.answer(prompts, sampling, system=options.system, raw=options.raw, clips=_clips(options.audio))
+    for prompt, answer in zip(prompts, answers, strict=True):
         if len(answers) > 1:
             print(f"> {escape_control_characters(prompt)}")
         print(escape_control_characters(answer))
     return 0
+
+
+def _check_words(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Exit with a message about options that do not go together."""
+    if not (options.prompt or options.prompts or options.audio):
+        parser.error("one of the arguments --prompt --prompts --audio is required")
+    if options.audio and options.prompts:
+        parser.error("--audio belongs to --prompt; the records of --prompts name their own recordings (`audios`)")
+    if options.audio and len(options.audio) > 1 and not options.prompt:
+        parser.error(
+            "--audio with several recordings needs --prompt TEXT; `erniekit transcribe` writes down each of them"
+        )
+    if options.raw and (options.system or options.audio):
+        other = "--system" if options.system else "--audio"
+        parser.error(
+            f"--raw continues the text without the chat template, and {other} needs the template; drop one of them"
+        )
+    if options.output and not options.prompts:
+        parser.error("--output needs --prompts FILE; answers to --prompt are printed")
+
+
+def _clips(paths: Sequence[Path] | None) -> list[Clip]:
+    from erniekit.data.media.clip import Clip
+
+    return [Clip(str(path.expanduser().absolute())) for path in paths or ()]
 
 
 def _answer_file(options: argparse.Namespace, parameters: Config) -> int:
@@ -103,14 +135,26 @@ def _answer_file(options: argparse.Namespace, parameters: Config) -> int:
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that `generate` and `chat` share; defaults and bounds come from the schema."""
+    add_model_options(parser)
+    parser.add_argument(
+        "overrides", nargs="*", default=[], metavar="name=value", help="parameters that override those of a file"
+    )
+    parser.add_argument("--system", default="", help="system text that goes before the dialogue")
+    parser.add_argument("--seed", help="seed of sampling (default 42)")
+    defaults = GenerationParameters()
+    for name, text in HELP.items():
+        default = getattr(defaults, name)
+        shown = "the model's limit" if default is None else default
+        parser.add_argument(f"--{name.replace('_', '-')}", metavar="X", help=f"{text} (default {shown})")
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """Add MODEL and the options that say how it is loaded."""
     parser.add_argument(
         "model",
         type=Path,
         help="a model folder, an output_dir, a checkpoint, an exported program, a model of a hub, or a YAML or JSON "
         "file: the configuration of a run, or one with model_name_or_path",
-    )
-    parser.add_argument(
-        "overrides", nargs="*", default=[], metavar="name=value", help="parameters that override those of a file"
     )
     hubs = parser.add_mutually_exclusive_group()
     for hub in HUBS:
@@ -123,23 +167,20 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ignore-config-keys", metavar="KEYS", help="keys of the model's config.json that change nothing: a,b"
     )
-    parser.add_argument("--system", default="", help="system text that goes before the dialogue")
-    parser.add_argument("--seed", help="seed of sampling (default 42)")
     parser.add_argument("--device", help="auto, cpu, gpu or gpu:N (default auto)")
     parser.add_argument("--enable-thinking", metavar="BOOL", help="for chat templates that have this switch")
     parser.add_argument(
         "--chat-template-kwargs", metavar="NAME=VALUE", help="variables of the chat template, with commas between them"
     )
-    defaults = GenerationParameters()
-    for name, text in HELP.items():
-        default = getattr(defaults, name)
-        shown = "the model's limit" if default is None else default
-        parser.add_argument(f"--{name.replace('_', '-')}", metavar="X", help=f"{text} (default {shown})")
 
 
-def generation_parameters(options: argparse.Namespace, verb: str = "generate") -> Config:
+MODEL_PARAMETERS = ("device", "ignore_config_keys", "enable_thinking", "chat_template_kwargs")
+
+
+def generation_parameters(
+    options: argparse.Namespace, verb: str = "generate", names: Sequence[str] = (*HELP, "seed", *MODEL_PARAMETERS)
+) -> Config:
     """Return the options, over the values of a configuration file if MODEL is one, as validated parameters."""
-    names = (*HELP, "seed", "device", "ignore_config_keys", "enable_thinking", "chat_template_kwargs")
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     given |= {hub.parameter: "true" for hub in HUBS if getattr(options, hub.parameter)}
     words = [*options.overrides, *(f"{name}={value}" for name, value in given.items())]
@@ -176,8 +217,12 @@ def model_folder(options: argparse.Namespace, parameters: Config) -> Path:
     return find_model_folder(name, hub, parameter="model_name_or_path")
 
 
-def load_model(options: argparse.Namespace, parameters: Config) -> ChatModel:
-    """Load MODEL, with its adapters."""
+def load_model(options: argparse.Namespace, parameters: Config, request: Request | None = None) -> ChatModel:
+    """Load MODEL, with its adapters.
+
+    Args:
+        request: how it is asked for transcripts; None: as the run that trained it did.
+    """
     from erniekit.inference.engine import ChatModel
 
     return ChatModel.load(
@@ -186,6 +231,7 @@ def load_model(options: argparse.Namespace, parameters: Config) -> ChatModel:
         ignored_keys=parameters.basic.ignore_config_keys,
         template_variables=template_variables(parameters.basic),
         quantization=_weights_in_few_bits(parameters),
+        request=request,
     )
 
 

@@ -22,7 +22,7 @@ from erniekit.data.templates.ernie import published_files
 from erniekit.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from erniekit.errors import ModelFileError
 from erniekit.export.logit_difference import PROMPTS, compare, encode, fits_in_memory, prompt_logits
-from erniekit.export.model_card import MODEL_CARD_FILE, USE_PROGRAM, USE_WEIGHTS, model_card
+from erniekit.export.model_card import MODEL_CARD_FILE, USE_LISTENER, USE_PROGRAM, USE_WEIGHTS, model_card
 from erniekit.export.onnx import check_onnx_packages, write_onnx
 from erniekit.export.publish import check_target, publish
 from erniekit.export.quantized import Float8Format, linear_weight_shapes, weight_format_from
@@ -95,6 +95,13 @@ def export_model(
     if repository:
         check_upload(repository)
     use_device(config.basic.device)
+    architecture = ModelConfig.from_folder(model.model_folder, ignored_config_keys(model.parameters)).architecture
+    listens = architecture.audio is not None
+    if listens and form != HUGGING_FACE:
+        raise ModelFileError(
+            f"{model.model_folder}: the model listens to recordings, and programs (--format {form}) read text only; "
+            "leave --format out"
+        )
     tokenizer_folder = next((folder for folder in sources if has_tokenizer(folder)), model.folder)
     tokenizer = load_tokenizer(tokenizer_folder)
 
@@ -114,8 +121,9 @@ def export_model(
             parameters=model.parameters,
             results=model.results,
             facts=facts,
-            use=_USE[form],
+            use=USE_LISTENER.replace("CLASS", architecture.transformers_class) if listens else _USE[form],
             library="transformers" if form == HUGGING_FACE else None,
+            listens=listens,
         )
         (folder / MODEL_CARD_FILE).write_text(card, encoding="utf-8")
 

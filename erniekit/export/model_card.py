@@ -25,6 +25,18 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 model = AutoModelForCausalLM.from_pretrained("FOLDER", torch_dtype="auto")
 tokenizer = AutoTokenizer.from_pretrained("FOLDER")
 ```"""
+USE_LISTENER = """\
+```sh
+erniekit transcribe FOLDER recording.wav
+erniekit generate FOLDER --audio recording.wav --prompt TEXT
+```
+
+```python
+from transformers import AutoProcessor, CLASS
+
+model = CLASS.from_pretrained("FOLDER", torch_dtype="auto")
+processor = AutoProcessor.from_pretrained("FOLDER")
+```"""
 USE_PROGRAM = """\
 ```sh
 erniekit generate FOLDER --prompt TEXT
@@ -53,6 +65,9 @@ folder = Path("FOLDER")
 answers = generate_greedily(open_it(folder), ProgramDescription.read(folder), prompts_as_token_ids, max_new_tokens=100)
 ```"""
 _DATA_PARAMETERS = ("train_dataset_path", "eval_dataset_path")
+_TRANSCRIPTION, _LISTENING, _GENERATION = "automatic-speech-recognition", "audio-text-to-text", "text-generation"
+_ERROR_RATES = {"eval_wer": "WER", "eval_cer": "CER"}
+TRANSCRIPTS_RECORD = "eval_transcripts"  # of results: what error rates were measured on, and after which normaliser
 
 
 def model_card(
@@ -66,6 +81,7 @@ def model_card(
     facts: Mapping[str, str],
     use: str,
     library: str | None,
+    listens: bool = False,
 ) -> str:
     """Return the text of the card; its YAML front matter is for the Hugging Face Hub.
 
@@ -77,6 +93,7 @@ def model_card(
         facts: about the files, such as their type and how far their logits are from the trained model's.
         use: how to use the files; Markdown.
         library: the Hub's name of the library that loads the files; None: no library that it knows.
+        listens: whether the model takes recordings.
     """
     licence = _licence(base_folder)
     from_hub = parameters.get("from_hf_hub") or (is_adapter_merged and not parameters)  # PEFT's folders contain hub ids
@@ -84,8 +101,9 @@ def model_card(
         **licence,
         **({"base_model": base} if from_hub and _is_hub_id(base) else {}),
         **({"library_name": library} if library else {}),
-        "pipeline_tag": "text-generation",
+        "pipeline_tag": _task(listens, parameters),
         "tags": ["erniekit", *(["lora"] if is_adapter_merged else []), *_stage_tags(parameters)],
+        **_model_index(name, parameters, results),
     }
     made_from = f"`{base}`" if base else "a model that is not recorded"
     how = "by low-rank adapters, which are merged into the weights here" if is_adapter_merged else "in full"
@@ -102,10 +120,68 @@ def model_card(
     blocks += _section("Data", _data(parameters))
     metrics = {key: _number(value) for key, value in results.items() if not isinstance(value, Mapping)}
     blocks += _section("Results", _table(metrics))
+    blocks += _section("Transcription", _transcription(parameters, results))
     if parameters:
         text = yaml.safe_dump(dict(parameters), sort_keys=False, allow_unicode=True).rstrip()
         blocks += _section("Parameters", f"All parameters of the run, defaults included:\n\n```yaml\n{text}\n```")
     return "\n\n".join(blocks) + "\n"
+
+
+def _task(listens: bool, parameters: Mapping[str, Any]) -> str:
+    """Return the Hub's name of what the model does."""
+    if not listens:
+        return _GENERATION
+    return _TRANSCRIPTION if "asr" in (parameters.get("train_dataset_type") or ()) else _LISTENING
+
+
+def _error_rates(results: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return the metrics of each held-out file by its name, of all data under "", where there are error rates."""
+    sources = results.get("eval_sources")
+    parts = {"": results, **(sources if isinstance(sources, Mapping) else {})}
+    return {name: part for name, part in parts.items() if isinstance(part, Mapping) and "eval_wer" in part}
+
+
+def _measured_on(parameters: Mapping[str, Any], results: Mapping[str, Any]) -> tuple[list[str], str]:
+    """Return the held-out files, and the normaliser that both texts have passed."""
+    record = results.get(TRANSCRIPTS_RECORD)
+    known = record if isinstance(record, Mapping) else parameters
+    files = known.get("eval_dataset_path") or []
+    if not files and (fraction := parameters.get("eval_split")):
+        files = [f"{fraction:g} of {path}" for path in parameters.get("train_dataset_path") or ()]
+    return [str(path) for path in files], str(known.get("text_normalizer") or "none")
+
+
+def _transcription(parameters: Mapping[str, Any], results: Mapping[str, Any]) -> str:
+    """Return a table of the error rates, with their data and normaliser; "" without any."""
+    rates = _error_rates(results)
+    if not rates:
+        return ""
+    files, normalizer = _measured_on(parameters, results)
+    rows = ["| held-out data | WER | CER | recordings |", "|---|---|---|---|"]
+    for name, part in rates.items():
+        data = f"`{name}`" if name else ", ".join(f"`{path}`" for path in files) or "not recorded"
+        cells = [f"{part[key]:.2%}" if isinstance(part.get(key), float) else "" for key in _ERROR_RATES]
+        rows.append(f"| {data} | {' | '.join(cells)} | {part.get('eval_answers', 0):.0f} |")
+    how = f"Errors over all words and characters, greedy decoding, `text_normalizer: {normalizer}`."
+    return "\n".join([how, "", *rows])
+
+
+def _model_index(name: str, parameters: Mapping[str, Any], results: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the error rates as the Hub reads them, in per cent."""
+    rates = _error_rates(results)
+    if not rates:
+        return {}
+    files, normalizer = _measured_on(parameters, results)
+    entries = []
+    for source, part in rates.items():
+        data = source or ", ".join(files) or "held-out data"
+        metrics = [
+            {"type": label.lower(), "value": round(100 * part[key], 2), "name": f"{label} ({normalizer})"}
+            for key, label in _ERROR_RATES.items()
+            if isinstance(part.get(key), float)
+        ]
+        entries.append({"task": {"type": _TRANSCRIPTION}, "dataset": {"name": data, "type": data}, "metrics": metrics})
+    return {"model-index": [{"name": name, "results": entries}]}
 
 
 def _licence(base_folder: Path | None) -> dict[str, str]:
@@ -140,6 +216,8 @@ def _data(parameters: Mapping[str, Any]) -> str:
     for name in _DATA_PARAMETERS:
         for path in parameters.get(name) or ():
             lines.append(f"- `{name}`: `{path}`")
+    if fraction := parameters.get("eval_split"):
+        lines.append(f"- `eval_split`: {fraction:g} of the records of each file were held out of training")
     return "\n".join(lines)
 
 

@@ -128,19 +128,27 @@ class ChatModel:
         warn_of_unused_variables(template, template_variables)
         return cls(SavedProgram.open(folder), tokenizer, template)
 
-    def answer(self, prompts: Sequence[str], sampling: Sampling, *, system: str = "", raw: bool = False) -> list[str]:
+    def answer(
+        self,
+        prompts: Sequence[str],
+        sampling: Sampling,
+        *,
+        system: str = "",
+        raw: bool = False,
+        clips: Sequence[Clip] = (),
+    ) -> list[str]:
         """Return one answer for each prompt; sampling depends on a prompt's index in the list, not on the other
         prompts.
 
         Args:
             raw: continue the texts as they are, without the chat template.
+            clips: recordings that stand before each text; where that is empty, the one recording is transcribed.
 
         Raises:
-            UserError: a prompt is empty, too long, or not UTF-8.
+            UserError: a prompt is empty, too long, or not UTF-8; or a recording cannot be read.
         """
         encoded = [
-            self.encode_text(prompt) if raw else self.encode(Conversation((Turn(USER, prompt),), system))
-            for prompt in prompts
+            self.encode_text(prompt) if raw else self.encode(_question(prompt, clips, system)) for prompt in prompts
         ]
         return self.answer_encoded(encoded, sampling, range(len(encoded)))
 
@@ -245,6 +253,12 @@ class ChatModel:
             logger.info(f"the text contains {token}; it is read as ordinary text, not as the model's control token")
 
 
+def _question(text: str, clips: Sequence[Clip] = (), system: str = "") -> Conversation:
+    """Return a user's message with recordings before its text; a recording without a text is to be transcribed."""
+    turn = Turn(USER, text, clips=tuple(ContentClip(0, clip) for clip in clips))
+    return Conversation((turn,), system, transcribes=bool(clips) and not text)
+
+
 def trained_request(folder: Path) -> Request:
     """Return how the run that wrote a folder asked for transcripts; the default if that is unknown."""
     known = run_parameters(folder)
@@ -287,8 +301,8 @@ class Dialogue:
         Raises:
             DataError: the message alone leaves no room for an answer, or a recording cannot be read.
         """
-        turn = Turn(USER, message, clips=tuple(ContentClip(0, clip) for clip in clips))
-        asked = Conversation((*self.conversation.turns, turn), self.conversation.system)
+        question = _question(message, clips, self.conversation.system)
+        asked = replace(question, turns=(*self.conversation.turns, *question.turns))
         prompt = self.model.encode(asked)
         while len(prompt.ids) >= self.max_model_len and len(asked.turns) > 1:
             asked = asked.drop_oldest_rounds(1)

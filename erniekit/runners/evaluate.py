@@ -25,6 +25,7 @@ from erniekit.data.templates.ernie import Template
 from erniekit.data.tokenizers.tokenizer import Tokenizer
 from erniekit.distributed.decoder_pipeline import PipelineParallelDecoder
 from erniekit.distributed.mesh import Mesh
+from erniekit.export.model_card import TRANSCRIPTS_RECORD
 from erniekit.inference.answer_eval import SAMPLES_FILE, GenerationEvaluator, read_samples, worst_transcripts
 from erniekit.inference.error_rates import ERROR_RATES
 from erniekit.model.decoder import Decoder
@@ -69,7 +70,7 @@ def run_evaluation(config: Config) -> EvaluationResult:
             extra_metrics=generation_evaluator,
             ranks=ranks,
         )
-        record = {"step": 0, "epoch": 0.0, **result.results()}
+        record = {"step": 0, "epoch": 0.0, **result.results(), **_of_transcripts(config, result)}
         covered = f"{result.batches} of {result.batches_available} batches, {result.seconds:.1f} s"
         logger.info(f"evaluation of {adapters.folder if adapters else weights or 'random weights'} ({covered})")
         for line in metrics_table(result):
@@ -80,6 +81,14 @@ def run_evaluation(config: Config) -> EvaluationResult:
             _show_samples(output_dir)
         logger.info(f"results: {output_dir / EVALUATION_FILE}")
     return result
+
+
+def _of_transcripts(config: Config, result: EvaluationResult) -> dict[str, Any]:
+    """Return what error rates were measured on, for the model card; the run that trained the model may name others."""
+    if "wer" not in result.metrics:
+        return {}
+    sources = [str(source.path) for source in evaluation_sources(config) if source.probability > 0]
+    return {TRANSCRIPTS_RECORD: {"eval_dataset_path": sources, "text_normalizer": config.evaluation.text_normalizer}}
 
 
 def build_generation_evaluator(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from erniekit.cli import main
+from erniekit.data.media.clip import Clip
 from erniekit.errors import DataError
 from erniekit.inference import engine
 
@@ -19,7 +21,8 @@ class FakeDialogue:
     def __init__(self) -> None:
         self.heard: list[str] = []
 
-    def reply(self, message: str, sampling: object) -> Iterator[str]:
+    def reply(self, message: str, sampling: object, clips: Sequence[Clip] = ()) -> Iterator[str]:
+        message = "".join(f"[{Path(clip.path).name}]" for clip in clips) + message
         if message == "fail":
             raise DataError("the message cannot be answered")
         if message == "wait":
@@ -77,3 +80,15 @@ def test_neither_an_error_nor_ctrl_c_in_an_answer_ends_it(
 def test_a_pipe_gets_answers_alone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert chat(["a", "b"], monkeypatch, terminal=False) == 0
     assert capsys.readouterr().out == "a\na+b\n"
+
+
+def test_recordings_stand_before_the_next_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a.wav", "b c.wav"):
+        (tmp_path / name).write_text("sound")
+    words = [f"/audio {tmp_path}/a.wav", f"/audio {tmp_path}/b c.wav", "/audio absent.wav", "both?", "next"]
+    assert chat(words, monkeypatch) == 0
+    shown = capsys.readouterr()
+    assert "model> [a.wav][b c.wav]both?\n" in shown.out and shown.out.rstrip().endswith("both?+next")
+    assert "error: absent.wav: no such file" in shown.err

@@ -140,9 +140,18 @@ def test_voxtrals_request_takes_the_language_and_no_words(
 
 @pytest.mark.proves("asr_prompt", "asr_language")
 def test_requests_without_recordings_have_no_effect(make_config: Callable[..., Config]) -> None:
-    messages = "\n".join(make_config(asr_prompt="Write:", asr_language="en").messages)
+    def told(**values: Any) -> str:
+        return "\n".join(make_config(asr_prompt="Write:", asr_language="en", **values).messages)
+
+    messages = told(train_dataset_type="messages")
     for name in ("asr_prompt", "asr_language"):
         assert f"`{name}`" in messages and "no data is of type asr" in messages
+    assert "type asr" not in told()  # the records tell it
+    assert "type asr" not in told(train_dataset_type="asr")
+    assert "type asr" not in told(train_dataset_type="messages", eval_dataset_path="e.jsonl")
+    held_out = {"eval_dataset_path": "e.jsonl", "eval_dataset_type": "asr"}
+    assert "type asr" not in told(train_dataset_type="messages", **held_out)
+    assert "type asr" in told(train_dataset_type="messages", **held_out | {"eval_dataset_type": "alpaca"})
 
 
 @pytest.mark.proves("enable_thinking", "chat_template_kwargs")
@@ -155,8 +164,8 @@ def test_chat_goes_on_where_a_template_rewrites_turns(
     (saved_model / "chat_template.jinja").write_text(refusing + told + QWEN3.replace("<|im_end|>", "</s>"))
     shown: list[str] = []
 
-    def answer(self: Any, tokens: list[int], *_: Any) -> Any:
-        shown.append(self.tokenizer.decode(tokens, skip_special_tokens=False))
+    def answer(self: Any, prompt: Any, *_: Any) -> Any:
+        shown.append(self.tokenizer.decode(prompt.ids, skip_special_tokens=False))
         return iter(["<think>\nhm\n</think>\n\nfine"])
 
     monkeypatch.setattr("erniekit.inference.engine.ChatModel.stream", answer)

@@ -19,7 +19,7 @@ TEMPLATE = """\
 {%- if message['content'] is string %}{{ message['content'] }}
 {%- else %}{%- for part in message['content'] %}
 {{- '<mask:0>' if part['type'] == 'audio' else part['text'] }}{%- endfor %}{%- endif %}{{ '<|end_of_sentence|>' }}
-{%- endfor %}{%- if add_generation_prompt %}{{ 'assistant: ' }}{%- endif %}"""
+{%- endfor %}{%- if add_generation_prompt %}{{ '<|begin_of_sentence|>assistant: ' }}{%- endif %}"""
 CONFIG = {
     "model_type": "qwen2_audio",
     "architectures": ["Qwen2AudioForConditionalGeneration"],
@@ -30,7 +30,7 @@ CONFIG = {
     },
     "text_config": {
         "model_type": "qwen2", "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2,
-        "num_key_value_heads": 1, "num_hidden_layers": 2, "max_position_embeddings": 256, "rms_norm_eps": 1e-5,
+        "num_key_value_heads": 2, "num_hidden_layers": 2, "max_position_embeddings": 256, "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0, "vocab_size": 512, "hidden_act": "silu", "tie_word_embeddings": False,
         "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "initializer_range": 0.3,
     },

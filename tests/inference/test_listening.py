@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from erniekit.cli import main
 from erniekit.data.conversation import USER, Conversation, Turn
 from erniekit.data.media.clip import Clip, ContentClip
 from erniekit.errors import DataError, UserError
@@ -17,6 +20,7 @@ from erniekit.inference.audio_prompts import batches
 from erniekit.inference.engine import ChatModel, Dialogue
 from erniekit.inference.generation import generate
 from erniekit.inference.sampling import Sampling
+from erniekit.terminal import escape_control_characters
 from tests.inference.listener import WINDOW_SECONDS, listener_folder, write_sound
 
 GREEDY = Sampling(max_new_tokens=8)
@@ -24,8 +28,13 @@ SECONDS = (0.1, 0.9, 0.4, 0.25)
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> ChatModel:
-    return ChatModel.load(listener_folder(tmp_path_factory.mktemp("listener")))
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return listener_folder(tmp_path_factory.mktemp("listener"))
+
+
+@pytest.fixture(scope="module")
+def model(model_folder: Path) -> ChatModel:
+    return ChatModel.load(model_folder)
 
 
 @pytest.fixture(scope="module")
@@ -105,3 +114,42 @@ def test_a_model_of_a_run_asks_as_the_run_did(tmp_path: Path, sounds: list[Path]
     model = ChatModel.load(folder)
     text = model.tokenizer.decode(model.encode(asked(sounds[0], transcribes=True)).ids)
     assert "Write de:" in text
+
+
+def test_generate_listens(
+    model_folder: Path, sounds: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["generate", str(model_folder), "--temperature", "0", "--max-new-tokens", "8"]
+    model = ChatModel.load(model_folder)
+    assert main([*words, "--audio", str(sounds[0]), str(sounds[1]), "--prompt", "What?"]) == 0
+    told = capsys.readouterr().out.strip("\n")
+    assert told == escape_control_characters(model.answer(["What?"], GREEDY, clips=asked(*sounds[:2]).clips)[0])
+    assert main([*words, "--audio", str(sounds[1])]) == 0
+    transcribed = model.encode(asked(sounds[1], transcribes=True))
+    expected = escape_control_characters(model.answer_encoded([transcribed], GREEDY, [0])[0])
+    assert capsys.readouterr().out.strip("\n") == expected
+    # records name their recordings beside them
+    shutil.copy(sounds[1], tmp_path / "said.wav")
+    records = [
+        {"messages": [{"role": "user", "content": "<audio>What?"}], "audios": ["said.wav"]},
+        {"audio_path": "said.wav"},
+    ]
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert main([*words, "--prompts", str(tmp_path / "p.jsonl")]) == 0
+    first, second = map(json.loads, capsys.readouterr().out.splitlines())
+    assert first["audios"] == second["audios"] == [str(tmp_path / "said.wav")]
+    assert escape_control_characters(second["answer"]) == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], "is required"),
+        (["--audio", "a.wav", "--prompts", "p"], "belongs to --prompt"),
+        (["--audio", "a.wav", "b.wav"], "erniekit transcribe"),
+        (["--audio", "a.wav", "--prompt", "x", "--raw"], "--raw continues"),
+    ],
+)
+def test_words_that_do_not_go_together(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "model", *words]) == 2
+    assert told in capsys.readouterr().err

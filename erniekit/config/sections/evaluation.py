@@ -279,13 +279,21 @@ def evaluation_reads_everything(builder: ConfigBuilder) -> None:
         builder.no_effect("eval_dataset_prob", why)
 
 
-@rule("load_best_model_at_end", "max_evaluate_steps", "do_eval", "save_total_limit", verbs=("train",))
+@rule(
+    "load_best_model_at_end",
+    "max_evaluate_steps",
+    "metric_for_best_model",
+    "do_eval",
+    "save_total_limit",
+    verbs=("train",),
+)
 def the_best_model_is_chosen_on_enough(builder: ConfigBuilder) -> None:
     """`load_best_model_at_end` with `max_evaluate_steps: 1` chooses by one batch; with `save_total_limit: 1` the
     newest checkpoint and the best one both stay."""
     if not (builder["do_eval"] and builder["load_best_model_at_end"]):
         return
-    if (batches := builder["max_evaluate_steps"]) == 1:
+    batches, of_answers = builder["max_evaluate_steps"], builder["metric_for_best_model"] in GENERATION_METRICS
+    if batches == 1 and not of_answers:
         builder.messages.append(
             f"load_best_model_at_end: the best model is chosen on {batches} batch of the held-out data, since "
             f"max_evaluate_steps is {batches}; write max_evaluate_steps: -1 for all of it"

@@ -236,6 +236,7 @@ def with_audio_encoder(
         text=text,
         encoders={AUDIO_CONFIG: encoder},
         decoder_prefix="language_model.",
+        stores_tied_head=True,
         towers=towers,
         tensor_parallel_sizes=lambda config: {
             **{f"text_config.{name}": size for name, size in text.tensor_parallel_sizes(config).items()},
