@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from erniekit.build.adapters import base_folder, starts_from_adapters
+from erniekit.build.tokenizer import check_vocabulary
 from erniekit.config import Config
 from erniekit.config.parameter import ConfigBuilder
 from erniekit.config.registry import PARAMETERS
@@ -363,15 +364,6 @@ def with_mtp_layers(model_config: ModelConfig, config: Config) -> ModelConfig:
             f"multi-token prediction layers.\n  Write num_nextn_predict_layers: {stored}."
         )
     return replace(model_config, num_nextn_predict_layers=wanted)
-
-
-def check_vocabulary(model_config: ModelConfig, tokenizer: Tokenizer) -> None:
-    """Raise ModelFileError if the tokenizer has ids without an embedding in the model."""
-    if tokenizer.vocab_size > model_config.vocab_size:
-        raise ModelFileError(
-            f"the tokenizer has {tokenizer.vocab_size:,} tokens but config.json says vocab_size "
-            f"{model_config.vocab_size:,}: they do not belong together"
-        )
 
 
 def dense_mask_size(config: Config, training: Dataset | None = None, evaluation: Dataset | None = None) -> int:

@@ -331,9 +331,12 @@ def plan_run_data(config: Config, local: LocalData, mesh: Mesh) -> RunData:
 
 
 def count_steps(config: Config, plan: StepPlan, *, note: bool = True) -> int:
-    """Return the exact number of steps of the run; with `note`, cache it for `erniekit validate`."""
+    """Return the exact number of steps of the run; with `note`, cache it for `erniekit validate`.
+
+    It is not cached where recordings are heard: the steps depend on their lengths, which only reading them tells.
+    """
     steps = plan.total_steps(config.training.max_steps, config.training.num_train_epochs)
-    if note:
+    if note and plan.dataset.audio is None:
         cache_step_count(config, steps, dp_world_size=plan.dp_world_size)
     return steps
 

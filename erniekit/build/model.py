@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from erniekit.build.adapters import AdapterPlan, starts_from_adapters
-from erniekit.build.audio import transcription_request, warn_of_unused_request
 from erniekit.build.checks import (
     check_dense_mask,
     dense_mask_size,
@@ -20,6 +19,7 @@ from erniekit.build.checks import (
 from erniekit.build.parts import frozen_parts
 from erniekit.build.precision import apply_mixed_precision, choose_kernels
 from erniekit.build.quantization import quantization_from
+from erniekit.build.tokenizer import transcription_request, warn_of_unused_request
 from erniekit.config import Config
 from erniekit.config.sections.basic import template_variables
 from erniekit.data.dataset import Dataset

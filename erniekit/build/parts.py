@@ -20,6 +20,7 @@ from erniekit.model.architectures.parts import (
     part_of,
     part_sizes,
     parts_of,
+    trainable_shapes,
 )
 from erniekit.model.lora.config import LoraSettings, adapter_shapes
 
@@ -45,7 +46,7 @@ def frozen_parts(config: Config, model_config: ModelConfig) -> frozenset[str]:
         there = ", ".join(FROZEN_BY[part] for part in own)
         raise ConfigurationError(
             f"{origin}: `freeze_config`: {words}: {model_config.model_type} has no {absent}.\n"
-            f"  Remove the word; this model has parts for {there}."
+            f"  Remove the word; of this model {there} can be frozen."
         )
     if frozen.issuperset(own):
         raise ConfigurationError(
@@ -102,15 +103,16 @@ def part_notes(config: Config, model_config: ModelConfig, adapters: LoraSettings
             why = f"{model_config.model_type} has no audio encoder"
             lines.append(f"`audio_lr_ratio: {config.training.audio_lr_ratio:g}` has no effect: {why}")
         return lines
+    frozen = _named(config)
     sizes = part_sizes(architecture, model_config.weight_shapes())
     if adapters is None:
-        frozen = _named(config)
-        trained = {part: size for part, size in sizes.items() if part not in frozen}
-        lines.append(f"trained: {_sized(trained)}; frozen: {_sized(sizes, frozen)}")
+        trained = part_sizes(architecture, trainable_shapes(model_config, frozen))
+        kept = {part: size for part, size in sizes.items() if part in frozen}
+        lines.append(f"trained: {_sized(trained)}; frozen: {_sized(kept)}")
     else:
         trained = part_sizes(architecture, adapter_shapes(model_config, adapters))
         lines.append(f"trained: adapters of {_sized(trained)}; frozen: {_sized(sizes)}")
-        if _named(config):
+        if frozen:
             word = " ".join(config.training.freeze_config)
             lines.append(f"`freeze_config: {word}` changes nothing: `lora: true` freezes all weights")
     if AUDIO not in trained and config.training.audio_lr_ratio != 1:
@@ -124,8 +126,8 @@ def relative_learning_rates(
 ) -> dict[str, float]:
     """Return the further learning rates that logs show, as multiples of `learning_rate`, by their name in a record."""
     architecture, ratio = model_config.architecture, config.training.audio_lr_ratio
-    shapes = model_config.weight_shapes() if adapters is None else adapter_shapes(model_config, adapters)
-    trained = part_sizes(architecture, shapes).keys() - (_named(config) if adapters is None else ())
+    shapes = adapter_shapes(model_config, adapters) if adapters else trainable_shapes(model_config, _named(config))
+    trained = part_sizes(architecture, shapes)
     return {"audio_learning_rate": ratio} if AUDIO in trained and ratio != 1 else {}
 
 
@@ -133,8 +135,5 @@ def _named(config: Config) -> frozenset[str]:
     return frozenset(part for part, word in FROZEN_BY.items() if word in config.training.freeze_config)
 
 
-def _sized(sizes: dict[str, int], parts: Iterable[str] | None = None) -> str:
-    shown = [
-        f"{PART_NAMES[part]} ({size:,} parameters)" for part, size in sizes.items() if parts is None or part in parts
-    ]
-    return ", ".join(shown) or "nothing"
+def _sized(sizes: dict[str, int]) -> str:
+    return ", ".join(f"{PART_NAMES[part]} ({size:,} parameters)" for part, size in sizes.items()) or "nothing"

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from erniekit.build.adapters import adapter_plan, check_adapters, initial_adapters, refuse_other_checkpoint
-from erniekit.build.audio import transcription_request
 from erniekit.build.checks import (
     answering_folders,
     check_paths,
@@ -33,6 +32,7 @@ from erniekit.build.checks import (
 from erniekit.build.layout import partition_layers
 from erniekit.build.notes import expert_parallel_notes, model_notes, pipeline_notes, run_notes
 from erniekit.build.parts import frozen_parts, part_notes
+from erniekit.build.tokenizer import transcription_request
 from erniekit.config import Config
 from erniekit.config.sections.basic import template_variables
 from erniekit.config.sections.dpo import compares_with_reference

@@ -147,7 +147,10 @@ HINTS = [
             "export_legacy_format": "models are written as safetensors only",
             "use_swanlab": _REPORT,
             "reward_model": "stages are PT, SFT and DPO",
-            "freeze_trainable_layers": "all weights or adapters are trained",
+            "freeze_trainable_layers": "whole parts are frozen, by freeze_config, or all weights, by lora",
+            "freeze_vision_tower": "write freeze_config: freeze_audio, or freeze_vision of an encoder of images",
+            "freeze_multi_modal_projector": "write freeze_config: freeze_aligner",
+            "freeze_language_model": "write freeze_config: freeze_llm",
         },
     ),
     *absent(

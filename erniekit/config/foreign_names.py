@@ -53,7 +53,7 @@ def absent(suites: tuple[str, ...], reasons: Mapping[str, str]) -> list[ForeignN
 
 
 _ERNIE, _FORMERS, _BOTH = (ERNIE,), (PADDLEFORMERS,), (ERNIE, PADDLEFORMERS)
-_VISION = "it belongs to vision, and ERNIEKit trains text models"
+_VISION = "it belongs to vision, and no family here sees images"
 _SERVER = "it belongs to the server; `erniekit chat` answers one dialogue in the terminal"
 _OFFLINE = "indexed .bin/.idx data cannot be read here; name text files (JSONL, Parquet) as train_dataset_path"
 

@@ -116,7 +116,7 @@ def _write(folder: Path, dataset: Dataset, packs: Packs, data_fingerprint: DataF
             members = [int(index) for index in packs.members[start : start + BLOCK_SAMPLES]]
             samples = [dataset.sample(index) for index in members]
             targets += sum(int(np.count_nonzero(sample.labels != IGNORE_INDEX)) for sample in samples)
-            recordings.add(clip for sample in samples for clip in sample.clips)
+            recordings.add([clip for sample in samples for clip in sample.clips])
             writer.append(samples, [dataset.line(index) for index in members])
         counts = {"read": len(packs.members), "dropped": 0, "long_prompts": 0, "truncated": 0, "split": 0}
         writer.finish(

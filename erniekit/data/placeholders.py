@@ -129,9 +129,13 @@ def measure(clips: Iterable[Clip], inputs: AudioInputs) -> dict[Clip, int | Reco
 
     def length(clip: Clip) -> int | RecordingError:
         try:
-            return clip_length(clip, inputs.sampling_rate)
+            samples = clip_length(clip, inputs.sampling_rate)
         except RecordingError as error:
             return error
+        if inputs.clip_tokens(samples):
+            return samples
+        milliseconds = f"{1000 * samples / inputs.sampling_rate:.1f} ms"
+        return RecordingError(clip, "enough sound for a state of the model's encoder", milliseconds)
 
     with ThreadPoolExecutor(min(MAX_THREADS, len(different)), thread_name_prefix="headers") as pool:
         return dict(zip(different, pool.map(length, different), strict=True))

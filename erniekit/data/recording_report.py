@@ -47,17 +47,16 @@ class RecordingReport:
         self.shortest, self.longest = min(self.shortest, seconds), max(self.longest, seconds)
 
     def lines(self) -> list[str]:
-        """Return a line for each suspicious recording, and one with the totals; none where there are no recordings."""
+        """Return a line with the totals and one for each suspicious recording; none where there are no recordings."""
         if not self.clips:
             return []
         named = [f"{language or 'not named'} {count:,}" for language, count in self.languages.most_common()]
         languages = f"; languages of records: {', '.join(named)}" if set(self.languages) != {""} else ""
         lengths = f", from {duration(self.shortest)} to {duration(self.longest)}" if self.seconds else ""
-        found = f"{len(self.suspicious):,} suspicious" if self.suspicious else "none is suspicious"
-        return [
-            *map(str, self.suspicious),
-            f"recordings: {self.clips:,}, {duration(self.seconds)} of sound{lengths}{languages}; {found}",
-        ]
+        what = f"recordings: {self.clips:,}, {duration(self.seconds)} of sound{lengths}{languages}"
+        if not self.suspicious:
+            return [f"{what}; none is suspicious"]
+        return [f"{what}; these are suspicious ({len(self.suspicious):,}):", *map(str, self.suspicious)]
 
 
 def check_recordings(sources: Sequence[Source], inputs: AudioInputs, max_seq_len: int) -> RecordingReport:

@@ -74,7 +74,7 @@ class TokenizationSettings:
 
 @dataclass(slots=True)
 class RecordCounts:
-    """Counts of the records of one source; see dataset.SourceReport."""
+    """Counts of the records of one source; see dataset_report.SourceReport."""
 
     read: int = 0
     dropped: int = 0

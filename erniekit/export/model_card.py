@@ -216,6 +216,8 @@ def _data(parameters: Mapping[str, Any]) -> str:
     for name in _DATA_PARAMETERS:
         for path in parameters.get(name) or ():
             lines.append(f"- `{name}`: `{path}`")
+    if fraction := parameters.get("eval_split"):
+        lines.append(f"- `eval_split`: {fraction:g} of the records of each file were held out of training")
     return "\n".join(lines)
 
 

@@ -154,6 +154,11 @@ def save_program(decoder: Decoder, folder: Path) -> None:
 
 
 def _refuse_missing_features(config: ModelConfig) -> None:
+    if config.architecture.towers:
+        raise ModelFileError(
+            f"{config.model_type}: an encoder stands in front of the decoder, which a saved program cannot compute yet."
+            "\n  Export the model as Hugging Face files instead."
+        )
     if config.architecture.attention_sinks:
         raise ModelFileError(
             f"{config.model_type}: attention has sinks, which a saved program cannot compute yet.\n  Export the model "

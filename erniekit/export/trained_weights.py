@@ -23,6 +23,7 @@ from erniekit.model.storage.layouts import open_weights
 from erniekit.model.storage.precision import STORED_TYPES, to_stored
 from erniekit.model.storage.shards import weight_files, write_weight_files
 from erniekit.model.storage.stacked_tensors import stacked_contents, stacked_specs
+from erniekit.model.storage.tied_head import contents_with_head, specs_with_head
 
 TYPE_NAMES = {stored: name for name, stored in STORED_TYPES.items()}
 _CHUNK_SIZE = 1 << 20  # values that are rounded at a time
@@ -118,10 +119,9 @@ def write_weights(
             f"{weights.config.model_type}: files hold the weights of all experts of a layer in one tensor, for which "
             "no quantized format is written.\n  Export the model without quantization."
         )
-    specs = stacked_specs(tensors, stacked)
-    return write_weight_files(
-        folder, specs, stacked_contents(contents(), tensors, stacked), max_shard_bytes, {"format": "pt"}
-    )
+    specs = specs_with_head(stacked_specs(tensors, stacked), weights.config)
+    written = contents_with_head(stacked_contents(contents(), tensors, stacked), weights.config)
+    return write_weight_files(folder, specs, written, max_shard_bytes, {"format": "pt"})
 
 
 def _rounded(name: str, values: np.ndarray, stored: str) -> Iterator[memoryview]:

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import paddle
+from paddle import nn
 
 from erniekit.errors import ConfigurationError
 from erniekit.model.decoder import Decoder, Embedding
+from erniekit.model.encoders.whisper_encoder import Positions
 from erniekit.model.head import Head
 from erniekit.model.moe.router import Gate, GateStatistics
 from erniekit.model.norm import RMSNorm
@@ -25,6 +27,8 @@ KEEP_IN_FLOAT32 = [
     Embedding,
     Head,
     RMSNorm,
+    nn.LayerNorm,
+    Positions,
     Gate,
     GateStatistics,
     PackedWeight,

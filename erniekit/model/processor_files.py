@@ -1,14 +1,13 @@
 """The files from which other programs make a model's features: `preprocessor_config.json` and `processor_config.json`.
 
-transformers 4 writes the settings of a feature extractor into the first, transformers 5 into the second, under the name
-`feature_extractor`. Both read both. What these settings say has to be what the data path computes: Whisper's log-mel
-spectrogram.
+transformers 4 keeps the settings of a feature extractor in the first, transformers 5 in the second, under the name
+`feature_extractor`. Version 5 reads both forms, version 4 only its own, which is therefore what is written. What these
+settings say has to be what the data path computes: Whisper's log-mel spectrogram.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -39,7 +38,7 @@ def check_processor_files(folder: Path, audio: EncoderInput) -> None:
             same = value == expected and isinstance(value, bool) is isinstance(expected, bool)
             if not same:
                 raise ModelFileError(
-                    f"{path}: {name} is {value!r}, and features are computed here with {expected!r} only.\n"
+                    f"{path}: {name} is {value!r:.80}, and features are computed here with {expected!r} only.\n"
                     "  A model that was trained with other features would not understand these. If it was not, correct "
                     "the file."
                 )
@@ -50,19 +49,24 @@ def write_processor_files(folder: Path, sources: Sequence[Path], audio: EncoderI
 
     Args:
         folder: of the trained model.
-        sources: folders of models that it was made of, the nearest first; the files of the first that has any are
-            copied. If none has the settings, they follow from the model's encoder.
+        sources: folders of models that it was made of, the nearest first; the files are those of the first that has
+            any. Settings that none of them has follow from the model's encoder.
 
     Returns:
         the files written.
     """
-    found = next((paths for source in sources if (paths := _files_of(source))), ())
-    written = [Path(shutil.copyfile(path, folder / path.name)) for path in found if path.parent != folder]
-    if not list(_settings_of(folder)):
-        path = folder / PREPROCESSOR_FILE
-        path.write_text(json.dumps(_made(audio), indent=2, sort_keys=True) + "\n", encoding="utf-8")
-        written.append(path)
+    source = next((each for each in sources if _files_of(each)), None)
+    settings = [values for _, values in _settings_of(source)] if source else []
+    written = [_write(folder / PREPROCESSOR_FILE, settings[0] if settings else _made(audio))]
+    if source and (source / PROCESSOR_FILE).is_file():
+        values = read_json_object(source / PROCESSOR_FILE)
+        written.append(_write(folder / PROCESSOR_FILE, {name: values[name] for name in values if name != NESTED}))
     return written
+
+
+def _write(path: Path, values: dict[str, Any]) -> Path:
+    path.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    return path
 
 
 def _files_of(folder: Path) -> tuple[Path, ...]:

@@ -9,10 +9,12 @@ import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import paddle
 
+from erniekit.model.architectures.config_reading import TEXT_CONFIG
 from erniekit.model.architectures.model_config import CONFIG_FILE, ModelConfig
 from erniekit.model.decoder import Decoder
 from erniekit.model.linear import Linear
@@ -22,6 +24,7 @@ from erniekit.model.storage.layouts import StoredWeights, open_weights
 from erniekit.model.storage.safetensors import StoredTensor
 from erniekit.model.storage.shards import write_weight_files
 from erniekit.model.storage.stacked_tensors import stacked_contents, stacked_specs
+from erniekit.model.storage.tied_head import contents_with_head, specs_with_head
 from erniekit.model.tensor_parallel import TensorParallel
 
 GENERATION_CONFIG_FILE = "generation_config.json"
@@ -150,7 +153,8 @@ def save_weights(
     tensors = {name: StoredTensor(dtype, shape) for name, shape in shapes.items()}
     contents = ((name, _stored(full_tensors.read(name), dtype, is_linear(name))) for name in tensors)
     stacked = decoder.config.architecture.stacked_experts
-    specs, contents_of_files = stacked_specs(tensors, stacked), stacked_contents(contents, tensors, stacked)
+    specs = specs_with_head(stacked_specs(tensors, stacked), decoder.config)
+    contents_of_files = contents_with_head(stacked_contents(contents, tensors, stacked), decoder.config)
     return write_weight_files(folder, specs, contents_of_files, max_shard_bytes, {"format": "pt"})
 
 
@@ -176,7 +180,8 @@ def save_model_folder(
 
 def save_companion_files(decoder: Decoder, folder: Path, tokenizer_files: Iterable[Path]) -> list[Path]:
     """Write what answering needs beside weights or adapters: the ids of special tokens, and the tokenizer's files."""
-    config: dict[str, object] = decoder.config.to_json()
+    config: dict[str, Any] = decoder.config.to_json()
+    config = {**config.get(TEXT_CONFIG, {}), **config}
     token_ids: dict[str, object] = {
         name: config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id") if name in config
     }

@@ -104,7 +104,7 @@ def _decoder(tokenizer: Tokenizer, dataset: Dataset, clips: Sequence[PlacedClip]
                 clip = next(left)
                 count += clip.tokens
                 seconds = clip.length / audio.sampling_rate
-                parts.append(f"<{describe_clip(clip.clip)}: {seconds:.2f} s, {clip.tokens:,} tokens>")
+                parts.append(f"<audio {describe_clip(clip.clip)}: {seconds:.2f} s, {clip.tokens:,} tokens>")
         return escape_control_characters("".join(parts))
 
     return decode

@@ -183,7 +183,9 @@ def _shipped_inputs(config: Config) -> dict[str, Any]:
         "eval_dataset_type": [kind],
         "eval_dataset_prob": [1.0],
     }
+    whole = {"eval_split": 0.0} if config.evaluation.eval_split else {}
     return (evaluated if config.basic.do_eval else {}) | {
+        **whole,
         "continue_training": True,
         "from_hf_hub": False,
         "from_aistudio": False,

@@ -153,6 +153,15 @@ def test_an_evaluation_of_held_out_records_reads_the_training_files() -> None:
     assert "train_dataset_path" not in [name for name, _ in checks.missing_paths(others, "train")]
 
 
+@pytest.mark.proves("eval_split")
+def test_held_out_records_are_scored_as_those_of_the_training_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "is_importable", lambda name: name != "jiwer")
+    transcripts = {"do_eval": True, "eval_answers": 3, "train_dataset_type": "asr"}
+    checks.check_scoring_libraries(_config(**transcripts, eval_dataset_path="e"))  # of which the type is another
+    with pytest.raises(UserError, match="jiwer"):
+        checks.check_scoring_libraries(_config(**transcripts, eval_split=0.1))
+
+
 def test_transcripts_need_the_library_of_error_rates_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 

@@ -14,7 +14,9 @@ import pytest
 from erniekit.build import data
 from erniekit.build.data import evaluates, evaluation_dataset, evaluation_plan
 from erniekit.build.model import open_tokenizer
+from erniekit.build.step_count import cached_step_count
 from erniekit.config import Config
+from erniekit.data.media.audio_batch import window_states
 from erniekit.data.media.clip import AudioInputs
 from erniekit.data.split import Split
 from erniekit.distributed.mesh import SINGLE_PROCESS_MESH
@@ -22,6 +24,7 @@ from erniekit.distributed.topology import Topology
 from erniekit.model.architectures.architecture import EncoderInput
 from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.architectures.registry import ARCHITECTURES
+from tests.model.tiny import tiny_config
 
 
 @pytest.mark.proves("evaluation_strategy", "do_eval")
@@ -85,6 +88,18 @@ def test_what_the_encoder_of_a_model_takes(make_config: Callable[..., Config], m
     tokenizer, template = open_tokenizer(config)
     assert data.training_dataset(config, tokenizer, template).audio == inputs
     assert data.data_fingerprint_of(config, tokenizer, template).audio
+    data.count_steps(config, data.training_plan(config, data.training_dataset(config, tokenizer, template)))
+    assert cached_step_count(config) is None  # the lengths of recordings may change
+
+
+@pytest.mark.parametrize("family", ["voxtral", "qwen2_audio"])
+def test_the_families_say_how_many_tokens_a_recording_has(family: str) -> None:
+    inputs = data.audio_inputs(tiny_config(model_type=family))
+    assert inputs is not None
+    for length in (1, 160, 161, 3840, 3841, 10_000):
+        assert inputs.clip_tokens(length) == len(window_states(length, inputs))
+    assert inputs.clip_tokens(10_000) > inputs.clip_tokens(3840) > 0
+    assert data.audio_inputs(tiny_config()) is None
 
 
 def test_data_can_be_read_with_a_tokenizer_alone(make_config: Callable[..., Config], tmp_path: Path) -> None:
@@ -237,6 +252,7 @@ def test_what_is_told_of_the_plan(
         total_steps=lambda limit, epochs: limit if limit > 0 else 10 * epochs,
         describe=lambda limit, epochs: f"limit {limit}, {epochs} epochs",
         dp_world_size=1,
+        dataset=SimpleNamespace(audio=None),
     )
     monkeypatch.setattr(data, "training_plan", lambda *parts: plan)
     config = make_config(dataloader_num_workers=3, **values)

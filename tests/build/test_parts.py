@@ -12,16 +12,28 @@ import pytest
 from paddle import nn
 
 from erniekit.build.adapters import adapter_plan, lora_settings
-from erniekit.build.layout import workload
+from erniekit.build.layout import plan_layout, workload
 from erniekit.build.parts import frozen_parts, part_notes, relative_learning_rates
+from erniekit.cli.layout_report import memory_table
 from erniekit.config.sections.training import TrainingParameters
 from erniekit.distributed.planning.communication import step_bytes
+from erniekit.distributed.planning.encoder_memory import encoder_cost
 from erniekit.distributed.planning.memory import Workload, training_memory
+from erniekit.distributed.planning.pipeline_bubble import chunk_costs
+from erniekit.distributed.stages import layer_chunks
 from erniekit.distributed.topology import Topology
 from erniekit.errors import ConfigurationError
 from erniekit.model.architectures.architecture import Tower
 from erniekit.model.architectures.model_config import ModelConfig
-from erniekit.model.architectures.parts import ALIGNER, decoder_linears, named_parts, part_of, part_sizes, parts_of
+from erniekit.model.architectures.parts import (
+    ALIGNER,
+    decoder_linears,
+    named_parts,
+    part_of,
+    part_sizes,
+    parts_of,
+    trainable_shapes,
+)
 from erniekit.model.architectures.registry import ARCHITECTURES
 from erniekit.model.architectures.sharding import REPLICATED_LINEAR
 from erniekit.model.builder import build_model
@@ -34,6 +46,7 @@ from erniekit.training.optim.adamw import build_optimizer, optimizer_state, trai
 from tests.config.samples import load
 from tests.model.test_architectures import AUDIO
 from tests.model.tiny import tiny_config
+from tests.model.tiny_audio import FAMILIES, audio_config
 
 ENCODER, PROJECTOR = "audio_tower.conv1.weight", "multi_modal_projector.linear_1.weight"
 DECODER = "model.layers.0.self_attn.q_proj.weight"
@@ -90,7 +103,10 @@ def test_words_name_parts(words: Any, parts: str, listener: ModelConfig) -> None
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("freeze_vision", "freeze_vision: tiny_listener has no vision encoder.\n  Remove the word; this model has"),
+        (
+            "freeze_vision",
+            "freeze_vision: tiny_listener has no vision encoder.\n  Remove the word; of this model freeze_audio, fr",
+        ),
         ("freeze_audio freeze_aligner freeze_llm", "freeze_audio freeze_aligner freeze_llm leaves nothing to train"),
     ],
 )
@@ -167,14 +183,26 @@ def test_the_encoder_learns_at_its_own_rate(listener: ModelConfig) -> None:
     [
         ({}, {}, ""),
         ({"audio_lr_ratio": 0.1}, {"audio_learning_rate": 0.1}, ""),
-        ({"audio_lr_ratio": 0.1, "freeze_config": "freeze_audio"}, {}, "nothing of the audio encoder is trained"),
-        ({"audio_lr_ratio": 0.1, "lora": True}, {}, "nothing of the audio encoder is trained"),
+        (
+            {"audio_lr_ratio": 0.1, "freeze_config": "freeze_audio"},
+            {},
+            "`audio_lr_ratio: 0.1` has no effect: nothing of the audio encoder",
+        ),
+        (
+            {"audio_lr_ratio": 0.1, "lora": True},
+            {},
+            "`audio_lr_ratio: 0.1` has no effect: nothing of the audio encoder",
+        ),
         (
             {"audio_lr_ratio": 0.1, "lora": True, "lora_target_modules": "audio_tower"},
             {"audio_learning_rate": 0.1},
             "",
         ),
-        ({"lora": True, "freeze_config": "freeze_audio"}, {}, "changes nothing: `lora: true` freezes all weights"),
+        (
+            {"lora": True, "freeze_config": "freeze_audio"},
+            {},
+            "`freeze_config: freeze_audio` changes nothing: `lora: true` freezes all weights",
+        ),
     ],
     ids=str,
 )
@@ -248,6 +276,31 @@ def test_an_encoder_is_not_quantized(listener: ModelConfig) -> None:
     whole = named_weights(build_model(listener, None, seed=3))
     for name in (ENCODER, PROJECTOR):
         np.testing.assert_array_equal(named_weights(model)[name].numpy(), whole[name].numpy())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_fixed_positions_of_an_encoder_are_not_trained(family: str) -> None:
+    model = audio_config(family)
+    built = named_weights(build_model(model, None, frozen={"llm"}))
+    assert set(trainable_shapes(model, {"llm"})) == {name for name, w in built.items() if not w.stop_gradient}
+    assert trainable_shapes(model).keys() == model.weight_shapes().keys() - {"audio_tower.embed_positions.weight"}
+
+
+def test_the_first_stage_of_a_pipeline_has_the_encoder() -> None:
+    """In the layout, in its memory and in the time that others wait for it."""
+    model, topology = audio_config("voxtral"), Topology(pipeline=2)
+    chunks = layer_chunks(2, topology)
+    first, last = chunk_costs(model, chunks)
+    plain = first - encoder_cost(model)
+    assert last == plain + model.vocab_size * model.hidden_size
+    encoder = sum(np.prod(shape) for name, shape in trainable_shapes(model, {"llm", "aligner"}).items())
+    assert encoder_cost(model) == 2 * encoder + 32 * 16 // 2 + 16 * 16  # two states a token, two linears
+    work = Workload(batch_size=1, max_seq_len=32)
+    memory = [training_memory(model, work, topology, chunks, stage)["activations"] for stage in (0, 1)]
+    assert memory[0] > memory[1]
+    plan = plan_layout(load(pipeline_parallel_degree=2), model)
+    report = memory_table(load(pipeline_parallel_degree=2), plan).splitlines()
+    assert report[2].split()[:4] == ["0", "0", "encoder,", "0"] and report[3].split()[:3] == ["1", "1", "1"]
 
 
 def test_estimates_count_what_is_trained(listener: ModelConfig) -> None:

@@ -17,6 +17,7 @@ from erniekit.build.preflight import preflight
 from erniekit.cli import main
 from erniekit.config import Config
 from erniekit.errors import CheckpointError, UserError
+from tests.model.tiny_audio import VOXTRAL
 from tests.tiny_runs import ROOT
 
 Change = Callable[[Path], None]
@@ -34,6 +35,14 @@ def _json(folder: Path, name: str = "config.json", **values: Any) -> None:
 
 def _tie_no_embeddings(folder: Path) -> None:
     _json(folder, tie_word_embeddings=False)
+
+
+def _listen(folder: Path) -> None:
+    """Make the folder that of a model with an audio encoder of 3 heads, without weights."""
+    text = {**VOXTRAL["text_config"], "vocab_size": 4096}
+    audio = {**VOXTRAL["audio_config"], "hidden_size": 12, "intermediate_size": 24, "num_attention_heads": 3}
+    (folder / "config.json").write_text(json.dumps({**VOXTRAL, "text_config": text, "audio_config": audio}))
+    (folder / WEIGHTS).unlink()
 
 
 WEIGHTS = "model.safetensors"
@@ -80,6 +89,12 @@ CASES: dict[str, tuple[Change, dict[str, Any], str]] = {
     "a part that is not there": (lambda folder: None, {"freeze_config": "freeze_audio"}, "has no audio encoder"),
     "nothing to train": (lambda folder: None, {"freeze_config": "freeze_llm"}, "leaves nothing to train"),
     "no adapters to train": (lambda folder: None, LORA | {"freeze_config": "freeze_llm"}, "leaves nothing to train"),
+    "a model that hears": (_listen, {"freeze_config": "freeze_audio", "audio_lr_ratio": 0.1}, ""),
+    "images of a model that hears": (_listen, {"freeze_config": "freeze_vision"}, "voxtral has no vision encoder"),
+    "all parts of a model that hears": (
+        _listen, {"freeze_config": "freeze_audio freeze_aligner freeze_llm"}, "leaves nothing to train",
+    ),
+    "a layer of an encoder without its name": (_listen, LORA | {"lora_target_modules": "fc1"}, "begin with that"),
     "too many singular values": (lambda folder: None, LORA | {"lora_init": "pissa", "lora_rank": 17}, "only 16 singu"),
     "no adapters": (lambda folder: None, LORA | {"lora_path": "{folder}"}, "is not a folder of adapters"),
     "adapters": (lambda folder: None, LORA, ""),
@@ -145,6 +160,28 @@ def test_validate_and_train_agree(
         train.run_training(config)
     assert isinstance(refused.value, _BuildingBeginsError) == (not said), refused.value
     assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"tensor_parallel_degree": 2}, "does not divide audio_config: attention heads 3"),
+        ({"pipeline_parallel_degree": 2}, ""),
+        ({"pipeline_parallel_degree": 4}, "2 layers cannot be divided equally"),
+        ({"lora": True, "continue_training": True, "freeze_config": "freeze_llm"}, "leaves no adapter"),
+    ],
+    ids=str,
+)
+def test_layouts_of_a_model_that_hears(
+    values: dict[str, Any], told: str, make_config: Callable[..., Config], tiny_base: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(tiny_base, tmp_path / "model")
+    _listen(folder)
+    try:
+        said = "\n".join(preflight(make_config(model_name_or_path=str(folder), **values)).notes)
+        assert not told and "trained: audio encoder (" in said
+    except UserError as error:
+        assert told and told in str(error), error
 
 
 def test_every_problem_is_shown_at_once(

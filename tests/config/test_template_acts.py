@@ -140,9 +140,18 @@ def test_voxtrals_request_takes_the_language_and_no_words(
 
 @pytest.mark.proves("asr_prompt", "asr_language")
 def test_requests_without_recordings_have_no_effect(make_config: Callable[..., Config]) -> None:
-    messages = "\n".join(make_config(asr_prompt="Write:", asr_language="en").messages)
+    def told(**values: Any) -> str:
+        return "\n".join(make_config(asr_prompt="Write:", asr_language="en", **values).messages)
+
+    messages = told(train_dataset_type="messages")
     for name in ("asr_prompt", "asr_language"):
         assert f"`{name}`" in messages and "no data is of type asr" in messages
+    assert "type asr" not in told()  # the records tell it
+    assert "type asr" not in told(train_dataset_type="asr")
+    assert "type asr" not in told(train_dataset_type="messages", eval_dataset_path="e.jsonl")
+    held_out = {"eval_dataset_path": "e.jsonl", "eval_dataset_type": "asr"}
+    assert "type asr" not in told(train_dataset_type="messages", **held_out)
+    assert "type asr" in told(train_dataset_type="messages", **held_out | {"eval_dataset_type": "alpaca"})
 
 
 @pytest.mark.proves("enable_thinking", "chat_template_kwargs")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -69,6 +71,16 @@ def test_the_cache_gives_back_what_was_built(open_spoken, records):
     assert opened.fingerprint == built.fingerprint
 
 
+def test_all_paths_are_found_without_the_samples(open_spoken, records, monkeypatch):
+    (arrays,) = open_spoken(records).source_arrays
+    paths = [path for record in records for path in record["audios"]]
+    for block in (1, 2, 3, 7, 1000):
+        monkeypatch.setattr("erniekit.data.token_cache._CLIP_BLOCK", block)
+        assert list(arrays.clip_paths()) == paths
+    (arrays,) = open_spoken(records[:1]).source_arrays
+    assert list(arrays.clip_paths()) == []
+
+
 def test_the_report_says_how_much_is_heard(open_spoken, records):
     (source,) = open_spoken(records).report.sources
     assert (source.audio.clips, round(source.audio.seconds, 2)) == (7, 1.4)
@@ -96,6 +108,8 @@ def test_a_changed_recording_is_measured_again(open_spoken, records):
     after = open_spoken(records)
     assert (before.sample(1).clips[0].length, after.sample(1).clips[0].length) == (800, 4800)
     assert after.fingerprint != before.fingerprint
+    write_recording(path, 0.3, pitch=600)  # of the same length
+    assert open_spoken(records).fingerprint not in (before.fingerprint, after.fingerprint)
 
 
 def test_moved_data_goes_on(tokenizer, tmp_path):
@@ -149,6 +163,47 @@ def test_long_recordings_follow_over_length_policy(open_spoken, records, tmp_pat
     assert len(dataset) == len(records) and dataset.report.sources[0].dropped == 1
     with pytest.raises(DataError, match=r"data\.jsonl:8: length: expected at most 64 tokens \(max_seq_len\), got"):
         open_spoken([*records, long], over_length="error")
+
+
+def rounds(records: list[dict], *numbers: int) -> dict:
+    """A dialogue whose questions are those of some records."""
+    messages = [message for number in numbers for message in records[number]["messages"]]
+    return {"messages": messages, "audios": [path for number in numbers for path in records[number]["audios"]]}
+
+
+def test_dropped_turns_take_their_recordings_with_them(open_spoken, records):
+    whole = open_spoken([rounds(records, 2, 0, 4, 5)], max_seq_len=200)
+    shorter = open_spoken([rounds(records, 2, 0, 4, 5)], max_seq_len=70, over_length="truncate_turns")
+    paths = [records[number]["audios"][0] for number in (2, 4, 5)]
+    assert [each.clip.path for each in whole.sample(0).clips] == paths
+    kept = shorter.sample(0)
+    assert [each.clip.path for each in kept.clips] == paths[1:] and len(kept.input_ids) <= 70
+    offset = len(whole.sample(0).input_ids) - len(kept.input_ids)
+    assert [each.place for each in kept.clips] == [each.place - offset for each in whole.sample(0).clips[1:]]
+    assert shorter.report.sources[0].truncated == 1
+
+
+def test_pairs_have_the_recordings_of_their_prompts(tokenizer, write_jsonl, records, tmp_path):
+    def open_(number: int, **options) -> Dataset:
+        asked = rounds(records, number, 4)
+        answers = [{"role": "assistant", "content": text} for text in ("a bell", "a dog")]
+        pair = {
+            "prompt": asked["messages"][:-1],
+            "audios": asked["audios"],
+            "chosen": answers[:1],
+            "rejected": answers[1:],
+        }
+        return open_dataset(
+            [Source(write_jsonl([pair]), "messages preferences")], tokenizer, ListeningTemplate(tokenizer),
+            max_seq_len=200, cache_dir=tmp_path / "cache", audio=audio_inputs(tokenizer), **options,
+        )  # fmt: skip
+
+    whole, shorter = open_(2), open_(2, max_prompt_len=30)
+    assert [each.clip.path for each in whole.sample(0).clips] == records[2]["audios"] + records[4]["audios"]
+    assert [each.clip.path for each in shorter.sample(0).clips] == records[4]["audios"]
+    (batch,) = StepPlan(whole, **PLAN | {"max_seq_len": 200}).micro_batches(0)
+    assert ((batch.arrays["audio_states"] >= 0) == (batch.input_ids == whole.audio.placeholder_id)).all()
+    assert batch.pairs is not None and batch.pairs.count == 1
 
 
 def test_batches_have_the_arrays_of_their_recordings(open_spoken, records):
@@ -253,3 +308,47 @@ def test_a_packed_folder_keeps_the_recordings(open_spoken, records, tokenizer, t
     write_recording(Path(records[1]["audios"][0]), 0.3)
     with pytest.raises(DataError, match="its recordings have been changed, moved or removed"):
         open_packed_dataset(tmp_path / "packed", made_with, **options)
+
+
+MEASURE = """
+import re, sys
+from erniekit.data.conversation import Source
+from erniekit.data.dataset import open_dataset
+from erniekit.data.loader import prefetch
+from erniekit.data.sampler import StepPlan
+from erniekit.data.tokenizers.tokenizer import load_tokenizer
+from tests.data.recordings import ListeningTemplate, audio_inputs
+tokenizer = load_tokenizer(sys.argv[1])
+def peak_mb(path):
+    for _ in range(2):  # built, and opened again
+        dataset = open_dataset(
+            [Source(path, "asr")], tokenizer, ListeningTemplate(tokenizer), max_seq_len=256, cache_dir=sys.argv[2],
+            audio=audio_inputs(tokenizer),
+        )
+    plan = StepPlan(dataset, max_seq_len=256, packing=True, greedy=True, window=500, batch_size=2, accumulation=1)
+    heard = sum(len(batch.arrays["audio_frames"]) for step in prefetch(plan, 0, 2, 40) for batch in step)
+    assert heard > 100
+    # not ru_maxrss, which begins with what the parent process had
+    return int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) / 1024
+print(*map(peak_mb, sys.argv[3:]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak memory from /proc")
+def test_memory_does_not_grow_with_the_number_of_recordings(tokenizer_folder, tmp_path):
+    for number in range(20):
+        write_recording(tmp_path / f"{number}.wav", 0.2)
+    paths = []
+    for count in (1_000, 10_000):
+        paths.append(tmp_path / f"{count}.jsonl")
+        records = ({"audio_path": f"{n % 20}.wav", "start": n / 1e6, "text": f"number {n}"} for n in range(count))
+        paths[-1].write_text("".join(json.dumps(record) + "\n" for record in records))
+    command = [sys.executable, "-c", MEASURE, tokenizer_folder, tmp_path / "cache", *paths]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "RAYON_NUM_THREADS": "2"}
+    result = subprocess.run(
+        [str(part) for part in command], capture_output=True, text=True, check=True, env=environment
+    )
+    few, many = map(float, result.stdout.split())
+    assert many - few < 16  # 9 of which are tokens and blocks of records; samples and clips as Python objects are more
+    assert many < 200

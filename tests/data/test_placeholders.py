@@ -162,6 +162,13 @@ def test_lengths_are_those_of_the_sound_at_the_models_rate(tokenizer, tmp_path):
     assert isinstance(measured[missing], DataError) and len(measured) == 3
 
 
+def test_a_recording_that_is_too_short_for_a_state_is_told(tokenizer, tmp_path):
+    inputs = replace(audio_inputs(tokenizer), tokens_of=lambda frames: frames // 4)
+    clip = clip_of(write_recording(tmp_path / "click.wav", 0.02))
+    error = measure([clip], inputs)[clip]
+    assert isinstance(error, DataError) and "enough sound for a state of the model's encoder, got 20.0 ms" in str(error)
+
+
 def test_a_prompt_has_the_ids_and_clips_of_training(tokenizer, tmp_path):
     inputs, template = audio_inputs(tokenizer), ListeningTemplate(tokenizer)
     clip = clip_of(write_recording(tmp_path / "one.wav", 0.25))

@@ -38,13 +38,13 @@ def speech(tmp_path: Path) -> Source:
 def test_every_recording_is_heard_and_the_suspicious_are_named(speech, tokenizer):
     report = check_recordings([speech], audio_inputs(tokenizer), 64)
     assert (report.clips, round(report.seconds, 3)) == (6, 4.4)
-    silent, too_long, totals = report.lines()
+    totals, silent, too_long = report.lines()
     assert silent.startswith(f"{speech.path}:4: ") and "3.wav: expected sound, got silence" in silent
     assert too_long.startswith(f"{speech.path}:5: ")
     assert "4.wav: expected at most 64 tokens (max_seq_len), got 75 of 3.0 s" in too_long
     assert totals == (
         "recordings: 6, 4.4 seconds of sound, from 0.2 seconds to 3.0 seconds; "
-        "languages of records: not named 3, en 2, de 1; 2 suspicious"
+        "languages of records: not named 3, en 2, de 1; these are suspicious (2):"
     )
 
 
@@ -66,5 +66,5 @@ def test_a_preview_says_where_recordings_stand(speech, tokenizer, tmp_path):
         dataset, max_seq_len=64, packing=True, greedy=False, window=9, batch_size=1, accumulation=1, shuffle=False
     )
     text = render_batch(plan.micro_batches(0)[0], tokenizer, dataset)
-    assert f"User: <{tmp_path}/sound/0.wav: 0.20 s, 5 tokens>\nAssistant: [[number 0" in text.replace(" \n", "\n")
+    assert f"User: <audio {tmp_path}/sound/0.wav: 0.20 s, 5 tokens>\nAssistant: [[number 0" in text.replace(" \n", "\n")
     assert "1.wav: 0.30 s, 8 tokens>" in text and tokenizer.decode([inputs.placeholder_id], False) not in text

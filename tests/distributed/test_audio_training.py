@@ -37,12 +37,19 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 
 
+TENSOR, PIPELINE = {"tensor_parallel_degree": 2}, {"pipeline_parallel_degree": 2}
+ON_FOUR: dict[str, dict[str, Any]] = {
+    "tp2 x pp2 + sp": {**TENSOR, **PIPELINE, "sequence_parallel": True},
+    "tp2 x sharding1": {**TENSOR, **LAYOUTS["sharding1"]},
+    "pp2 x dp2": {**PIPELINE},
+}
 SHORT = dict.fromkeys(("tp2 + sp", "pp2", "sharding3"), ("voxtral", "frozen encoder"))
 
 
 def check(layout: str, cases: tuple[str, ...]) -> None:
     chosen = {name: CASES[name] for name in cases}
-    for found in run_ranks(audio.compare_all, 2, timeout=300, world=2, degrees=LAYOUTS[layout], cases=chosen):
+    world, degrees = (2, LAYOUTS[layout]) if layout in LAYOUTS else (4, ON_FOUR[layout])
+    for found in run_ranks(audio.compare_all, world, timeout=300, world=world, degrees=degrees, cases=chosen):
         assert found.keys() == chosen.keys()
         for name, differences in found.items():
             assert max(differences["loss"], differences["weight"]) < 1e-9, (name, differences)
@@ -57,6 +64,12 @@ def test_a_layout_gives_the_numbers_of_one_process(layout: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_way_of_training_on_every_layout(layout: str) -> None:
+    check(layout, tuple(CASES))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("layout", ON_FOUR)
+def test_layouts_of_four_ranks(layout: str) -> None:
     check(layout, tuple(CASES))
 
 

@@ -22,6 +22,7 @@ from erniekit.data.conversation import ASSISTANT, USER, Conversation, Turn
 from erniekit.errors import CheckpointError, ModelFileError, UserError
 from erniekit.export.export import export_model, open_trained_decoder
 from erniekit.export.logit_difference import prompt_logits
+from erniekit.export.model_card import model_card
 from erniekit.export.static_program import ProgramDescription, generate_greedily, open_program
 from erniekit.export.trained_model import find_trained_model
 from erniekit.inference.engine import ChatModel
@@ -171,6 +172,16 @@ def test_the_card_tells_what_the_model_is(adapters: Path, base: Path, tmp_path: 
     assert f"`{parameters['train_dataset_path'][0]}`" in body
     loss = json.loads((adapters / "train_results.json").read_text())["train_loss"]
     assert f"| train_loss | {loss:.6g} |" in body
+
+
+def test_the_card_tells_of_held_out_records() -> None:
+    def card(**parameters: Any) -> str:
+        named = {"name": "n", "base": "b", "base_folder": None, "is_adapter_merged": False, "library": None}
+        return model_card(**named, parameters=parameters, results={}, facts={}, use="u")  # type: ignore[arg-type]
+
+    told = "`eval_split`: 0.1 of the records of each file were held out"
+    assert told in card(train_dataset_path=["a.jsonl"], eval_split=0.1)
+    assert "were held out" not in card(train_dataset_path=["a.jsonl"], eval_split=0.0)
 
 
 def test_configurations_checkpoints_and_folders_name_the_same_model(

@@ -338,6 +338,12 @@ def test_a_saved_program_with_windows_is_refused_by_name(monkeypatch, tmp_path):
     assert not any(tmp_path.iterdir())
 
 
+def test_a_saved_program_with_an_encoder_is_refused_by_name(tmp_path):
+    with pytest.raises(ModelFileError, match="voxtral: an encoder stands in front of the decoder, which a saved"):
+        save_program(tiny_model(model_type="voxtral", head_dim=4), tmp_path)
+    assert not any(tmp_path.iterdir())
+
+
 def test_a_saved_program_with_sinks_is_refused_by_name(tmp_path):
     with pytest.raises(ModelFileError, match="gpt_oss: attention has sinks, which a saved program cannot compute yet"):
         save_program(tiny_model(model_type="gpt_oss", head_dim=4), tmp_path)

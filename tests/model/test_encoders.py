@@ -12,10 +12,13 @@ from erniekit.model.architectures.audio_encoder import sinusoids
 from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.attention import AttentionPlan
 from erniekit.model.builder import build_model
+from erniekit.model.storage.safetensors import write_safetensors
+from erniekit.model.storage.shards import open_weight_files
 from erniekit.model.weights import named_weights, save_model_folder
 
 from .tiny import audio_arrays, pack, tiny_config, tiny_model
 
+HEAD, EMBEDDING = "language_model.lm_head.weight", "language_model.model.embed_tokens.weight"
 FAMILIES = ("voxtral", "qwen2_audio")
 FRAMES = {"voxtral": [24, 24, 5], "qwen2_audio": [26, 7, 3]}
 _erf = np.vectorize(math.erf)
@@ -130,15 +133,19 @@ def test_frames_beyond_the_sound_change_nothing_where_they_are_masked(family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_batch_without_a_recording_runs_no_encoder(family, monkeypatch):
+def test_a_batch_without_a_recording_has_plain_embeddings(family, monkeypatch):
     decoder, ids, features, arrays = heard(family)
-    monkeypatch.setattr(type(decoder.towers[0]), "forward", None)
     without = paddle.full_like(arrays["audio_states"], -1)
     empty = {"audio_features": paddle.to_tensor(features[:0]), "audio_frames": arrays["audio_frames"][:0]}
     inputs = {"input_ids": paddle.to_tensor(ids[None])}
     expected = decoder.embedding(inputs["input_ids"]).numpy()
-    np.testing.assert_array_equal(decoder.embed(inputs).numpy(), expected)
-    np.testing.assert_array_equal(decoder.embed({**inputs, **empty, "audio_states": without}).numpy(), expected)
+    embeddings = decoder.embed({**inputs, **empty, "audio_states": without})
+    np.testing.assert_array_equal(embeddings.numpy(), expected)
+    embeddings.sum().backward()
+    of_towers = [weight.grad for tower in decoder.towers for weight in tower.parameters() if not weight.stop_gradient]
+    assert all(gradient is not None and not gradient.numpy().any() for gradient in of_towers)
+    monkeypatch.setattr(type(decoder.towers[0]), "forward", None)
+    np.testing.assert_array_equal(decoder.embed(inputs).numpy(), expected)  # as in the prefill of a text
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -169,6 +176,26 @@ def test_attention_keeps_no_square_of_a_long_window(family, monkeypatch):
     assert max(blocks.tile_lengths) <= 256 and blocks.tile_lengths[-1] > 1
     keys = {blocks.key_count(block) for block in blocks.blocks}
     assert keys == ({1000} if family == "voxtral" else {1000, 500})
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tied_embeddings_are_written_as_the_head_too_and_read_without_it(family, tmp_path):
+    decoder = tiny_model(model_type=family, tie_word_embeddings=True)
+    weights = named_weights(decoder)
+    assert HEAD not in weights
+    save_model_folder(decoder, tmp_path, max_shard_bytes=9_000)
+    stored = open_weight_files(tmp_path)
+    np.testing.assert_array_equal(stored[HEAD].read(HEAD), weights[EMBEDDING].numpy())
+    again = named_weights(build_model(ModelConfig.from_folder(tmp_path), tmp_path))
+    assert all(np.array_equal(weight.numpy(), weights[name].numpy()) for name, weight in again.items())
+
+    without = {name: stored[name].read(name) for name in stored if name != HEAD}
+    for file in tmp_path.glob("model*"):
+        file.unlink()
+    shapes = {name: values.shape for name, values in without.items()}
+    write_safetensors(tmp_path / "model.safetensors", shapes, without.items(), {"format": "pt"})
+    again = named_weights(build_model(ModelConfig.from_folder(tmp_path), tmp_path))
+    assert all(np.array_equal(weight.numpy(), weights[name].numpy()) for name, weight in again.items())
 
 
 def test_random_models_begin_with_sines_for_positions_and_with_plain_norms(tmp_path):

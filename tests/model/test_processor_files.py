@@ -78,30 +78,30 @@ def test_malformed_files_are_named(content, tmp_path):
         check_processor_files(tmp_path, AUDIO)
 
 
-def test_the_files_of_the_nearest_model_are_copied(tmp_path):
+def test_the_files_of_the_nearest_model_are_written(tmp_path):
     trained, base = tmp_path / "trained", tmp_path / "base"
     trained.mkdir()
-    write(base, PREPROCESSOR_FILE, {**PUBLISHED, "processor_class": "Qwen2AudioProcessor"})
+    settings = {**PUBLISHED, "processor_class": "Qwen2AudioProcessor", "chunk_length": 300}
+    write(base, PREPROCESSOR_FILE, settings)
     write(base, PROCESSOR_FILE, {"processor_class": "Qwen2AudioProcessor"})
     target = tmp_path / "target"
     target.mkdir()
     written = write_processor_files(target, [trained, base], AUDIO)
     assert [path.name for path in written] == [PREPROCESSOR_FILE, PROCESSOR_FILE]
-    assert [(target / path.name).read_bytes() for path in written] == [
-        (base / path.name).read_bytes() for path in written
-    ]
+    assert read(target) == settings and read(target, PROCESSOR_FILE) == {"processor_class": "Qwen2AudioProcessor"}
     write(trained, PREPROCESSOR_FILE, PUBLISHED)
     write_processor_files(target, [trained, base], AUDIO)
     assert read(target) == PUBLISHED
-    assert write_processor_files(target, [target], AUDIO) == []  # a folder that is its own source
+    write_processor_files(target, [target], AUDIO)  # a folder that is its own source
+    assert read(target) == PUBLISHED
 
 
-def test_settings_of_transformers_5_are_not_written_twice(tmp_path):
+def test_settings_of_transformers_5_are_written_as_4_reads_them(tmp_path):
     base, target = tmp_path / "base", tmp_path / "target"
     target.mkdir()
-    write(base, PROCESSOR_FILE, {"feature_extractor": PUBLISHED})
-    (written,) = write_processor_files(target, [base], AUDIO)
-    assert written.name == PROCESSOR_FILE
+    write(base, PROCESSOR_FILE, {"feature_extractor": PUBLISHED, "audio_token": "<|AUDIO|>"})
+    write_processor_files(target, [base], AUDIO)
+    assert read(target) == PUBLISHED and read(target, PROCESSOR_FILE) == {"audio_token": "<|AUDIO|>"}
 
 
 @pytest.mark.parametrize(("frames", "seconds"), [(3000, 30), (300, 3), (40, 0.4)])

@@ -10,6 +10,7 @@ import peft
 import pytest
 import torch
 import transformers
+from safetensors.numpy import load_file
 
 from erniekit.data.batch import Batch
 from erniekit.model.architectures.parts import part_of
@@ -17,7 +18,8 @@ from erniekit.model.builder import build_model
 from erniekit.model.decoder import Decoder
 from erniekit.model.lora.config import LoraSettings
 from erniekit.model.lora.lora import load_adapters, merge_adapters, named_adapters, save_adapters
-from erniekit.model.weights import save_model_folder
+from erniekit.model.lora.peft_files import read_adapters
+from erniekit.model.weights import named_weights, save_model_folder, weight_reader
 from erniekit.training.objectives.forward import batch_context, embedding_inputs
 from tests.model.tiny_audio import FAMILIES, audio_batch, audio_config
 
@@ -75,8 +77,14 @@ def test_peft_loads_our_adapters_of_every_part_and_transformers_what_they_merge_
     expected = their_logits(theirs, family, batch)
     assert np.abs(expected - before).max() > 0.1
     np.testing.assert_allclose(our_logits(ours, batch), expected, atol=1e-4)
+    stored, read = read_adapters(tmp_path / "adapters", ours.config), weight_reader(ours.config, base)
+    is_linear = ours.config.architecture.is_linear
+    original = {name: read(name).T if is_linear(name) else read(name) for name in named_weights(ours)}
+    streamed = {name: stored.merge(name, values) for name, values in original.items()}
     merge_adapters(ours)
     save_model_folder(ours, tmp_path / "merged")
+    for name, values in load_file(tmp_path / "merged" / "model.safetensors").items():
+        np.testing.assert_allclose(streamed[name], values, atol=1e-6, err_msg=name)  # what `erniekit export` writes
     merged = CLASSES[family].from_pretrained(tmp_path / "merged").eval()
     np.testing.assert_allclose(their_logits(merged, family, batch), expected, atol=1e-4)
 

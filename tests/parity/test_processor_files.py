@@ -62,13 +62,21 @@ def test_voxtral(tmp_path, opened_by):
     assert np.abs(features - log_mel(SOUND, 128, 3000)).max() < 1e-5
 
 
-def test_qwen2_audio(tmp_path, opened_by):
+@pytest.mark.parametrize("saved_by", [4, 5])
+def test_qwen2_audio(tmp_path, opened_by, saved_by):
     base = write_tokenizer(
         tmp_path / "base", ("<unk>", *QWEN2_AUDIO_TOKENS), **NAMES, tokenizer_class="PreTrainedTokenizerFast"
     )
     (base / "config.json").write_text(json.dumps({"model_type": "qwen2_audio", "audio_token_index": 4}))
     (base / "chat_template.json").write_text(json.dumps({"chat_template": QWEN2_AUDIO}))
-    folder = published(base, tmp_path / "trained", EncoderInput(4, 16, 300, 75, lambda frames: frames))
+    audio = EncoderInput(4, 16, 300, 75, lambda frames: frames)
+    if saved_by == 5:  # what transformers 5.23 saves: the settings, within those of the processor
+        (settings,) = write_processor_files(base, [], audio)
+        names = {"audio_token": "<|AUDIO|>", "audio_bos_token": "<|audio_bos|>", "audio_eos_token": "<|audio_eos|>"}
+        nested = {"processor_class": "Qwen2AudioProcessor", "feature_extractor": json.loads(settings.read_text())}
+        settings.unlink()
+        (base / "processor_config.json").write_text(json.dumps({**names, **nested}))
+    folder = published(base, tmp_path / "trained", audio)
     kind = transformers.AutoProcessor if opened_by == "Auto" else transformers.Qwen2AudioProcessor
     processor = kind.from_pretrained(folder)
     assert isinstance(processor, transformers.Qwen2AudioProcessor)

@@ -153,6 +153,14 @@ def test_pairs_of_answers_to_a_recording(listen: Train, speech: SimpleNamespace,
     assert runs[0].losses[0] == pytest.approx(np.log(2), abs=1e-6)
 
 
+def test_the_loss_of_a_pair_is_that_of_its_rewards(listen: Train, speech: SimpleNamespace) -> None:
+    """-log sigmoid(beta (log-ratio of the chosen answer - of the rejected one)), of one pair a step."""
+    run = listen(**speech.pairs, packing=False, lora=True, max_steps=6, per_device_train_batch_size=1)
+    margins = [entry["reward_chosen"] - entry["reward_rejected"] for entry in run.log]
+    np.testing.assert_allclose(run.losses, np.log1p(np.exp(-np.array(margins))), rtol=1e-5)
+    assert np.abs(margins[1:]).max() > 0.01
+
+
 def test_a_trained_model_is_a_start(listen: Train, tmp_path: Path) -> None:
     run = listen(max_steps=2)
     start = shutil.copytree(run.output, tmp_path / "start")

@@ -185,6 +185,13 @@ def test_an_example_runs_two_steps_in_miniature(
     assert (run / weights).is_file()
 
 
+@pytest.mark.proves("eval_split")
+def test_shipped_data_is_not_divided() -> None:
+    parameters = _shrunk_run({"do_eval": True, "eval_split": 0.001})[0].parameters
+    assert parameters["eval_split"] == 0 and Path(parameters["eval_dataset_path"][0]).is_file()
+    assert "eval_split" not in _shrunk_run({})[0].parameters
+
+
 EVALUATED = {"do_eval": True, "eval_dataset_path": "e"}
 
 

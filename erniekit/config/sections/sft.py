@@ -115,10 +115,14 @@ def languages_are_codes(builder: ConfigBuilder) -> None:
         builder.problem("asr_language", f"{language!r} is no code of a language", "write for example `en`")
 
 
-@rule("asr_prompt", "asr_language", "train_dataset_type", "eval_dataset_type")
+@rule("asr_prompt", "asr_language", "train_dataset_type", "eval_dataset_type", "eval_dataset_path")
 def requests_need_recordings(builder: ConfigBuilder) -> None:
-    """`asr_prompt` and `asr_language` have no effect without data of type `asr`."""
-    if "asr" in (*builder["train_dataset_type"], *builder["eval_dataset_type"]):
+    """`asr_prompt` and `asr_language` have no effect if the types of all data are written and none is `asr`."""
+    written = [builder[name] for name in ("train_dataset_type", "eval_dataset_type") if builder.is_set(name)]
+    evaluates_untold = builder["eval_dataset_path"] and not builder.is_set("eval_dataset_type")
+    if not builder.is_set("train_dataset_type") or evaluates_untold:
+        return  # the records tell the type
+    if {"asr", "packed"} & {kind for kinds in written for kind in kinds}:
         return
     for name in ("asr_prompt", "asr_language"):
         if builder.differs(name):

@@ -80,7 +80,7 @@ class AudioInputs:
         return self.window_frames * self.hop
 
     def clip_tokens(self, length: int) -> int:
-        """Return the number of placeholder tokens of a clip of so many samples (at least 1)."""
+        """Return the number of placeholder tokens of a clip of so many samples; 0 if it is too short for a state."""
         whole, rest = divmod(length, self.window_samples)
         frames = -(-rest // self.hop)
         return whole * self.tokens_of(self.window_frames) + (self.tokens_of(frames) if frames else 0)

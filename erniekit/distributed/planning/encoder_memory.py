@@ -1,4 +1,4 @@
-"""Estimate what an audio encoder and its projector keep for backward, and use for a moment.
+"""Estimate what an audio encoder and its projector compute, keep for backward, and use for a moment.
 
 The tensors follow `model/encoders/`. Letters: W windows of a micro-batch, S states of a window, H channels, I channels
 of an MLP. Needs no Paddle or NumPy.
@@ -10,7 +10,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from erniekit.model.architectures.audio_encoder import FRAMES_PER_STATE, audio_sizes
-from erniekit.model.architectures.parts import AUDIO
+from erniekit.model.architectures.parts import ALIGNER, AUDIO, part_sizes, trainable_shapes
 
 if TYPE_CHECKING:
     from erniekit.distributed.topology import Topology
@@ -21,6 +21,15 @@ def windows_of(model: ModelConfig, tokens: int) -> int:
     """Return how many windows a micro-batch of so many tokens has at most: those that fill it with placeholders."""
     assert model.architecture.audio is not None
     return max(1, tokens // model.architecture.audio(model).window_tokens)
+
+
+def encoder_cost(model: ModelConfig) -> float:
+    """Return how many weights an encoder and its projector are multiplied with for each of their tokens; 0 without."""
+    if model.architecture.audio is None:
+        return 0.0
+    states = audio_sizes(model).max_source_positions / model.architecture.audio(model).window_tokens
+    sizes = part_sizes(model.architecture, trainable_shapes(model))
+    return states * sizes[AUDIO] + sizes[ALIGNER]
 
 
 def encoder_values(

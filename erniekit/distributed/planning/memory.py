@@ -18,7 +18,7 @@ from erniekit.distributed.stages import (
 )
 from erniekit.distributed.topology import Topology
 from erniekit.model.architectures.model_config import ModelConfig
-from erniekit.model.architectures.parts import ALIGNER, AUDIO, LLM, decoder_linears, part_of
+from erniekit.model.architectures.parts import ALIGNER, AUDIO, LLM, decoder_linears, part_of, trainable_shapes
 from erniekit.model.architectures.plain_decoder import EMBEDDING, POST_NORMS, Shapes
 from erniekit.model.lora.config import LoraSettings, adapter_shapes
 from erniekit.model.quantization.settings import WeightOnly
@@ -148,8 +148,7 @@ def trained_shapes(model: ModelConfig, work: Workload) -> Shapes:
     """Return the names and shapes of the weights that are trained, or of the adapters."""
     if work.adapters is not None:
         return adapter_shapes(model, work.adapters)
-    shapes = model.weight_shapes()
-    return {name: shape for name, shape in shapes.items() if part_of(model.architecture, name) not in work.frozen}
+    return trainable_shapes(model, work.frozen)
 
 
 def tensor_bytes(memory: dict[str, int]) -> int:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from erniekit.distributed.planning.encoder_memory import encoder_cost
 from erniekit.distributed.stages import bubble_fraction
 from erniekit.distributed.topology import Topology
 from erniekit.model.architectures.model_config import ModelConfig
@@ -38,7 +39,7 @@ class Timeline(NamedTuple):
 
 def chunk_costs(model: ModelConfig, chunks: Sequence[range]) -> list[float]:
     """Return the cost per token of each model chunk: the weights it is multiplied with, including its experts and the
-    head.
+    head, and in the first one an encoder, as often as it has states for a token.
 
     Attention's products are left out, because they depend on the length of documents.
     """
@@ -50,6 +51,7 @@ def chunk_costs(model: ModelConfig, chunks: Sequence[range]) -> list[float]:
             layers[weight.layer] += math.prod(shape) * share
     costs = [sum(layers[layer] for layer in chunk) for chunk in chunks]
     costs[-1] += model.vocab_size * model.hidden_size
+    costs[0] += encoder_cost(model)
     return costs
 
 

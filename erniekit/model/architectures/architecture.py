@@ -167,6 +167,7 @@ class Architecture:
 
     Attributes of the weights:
         decoder_prefix: of the decoder's names in files, such as "language_model.".
+        stores_tied_head: files have tied embeddings a second time, as the head (`storage/tied_head.py`).
         stacked_experts: tensors of files that hold a weight of all experts (`storage/stacked_tensors.py`).
         names: what files call parts of paths that the decoder calls otherwise.
         decoder_shapes: the Hugging Face name and shape of every weight of the decoder, in its order.
@@ -222,6 +223,7 @@ class Architecture:
     copied_keys: tuple[str, ...] = ()
 
     decoder_prefix: str = ""
+    stores_tied_head: bool = False
     stacked_experts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
     decoder_shapes: Callable[[ModelConfig], Shapes] = plain_decoder.decoder_shapes

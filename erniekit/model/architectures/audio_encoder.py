@@ -120,7 +120,7 @@ _CONVOLUTION = ModuleRule("other", _WITH_BIAS)
 ENCODER_RULES = {
     "conv1": _CONVOLUTION,
     "conv2": _CONVOLUTION,
-    "embed_positions": ModuleRule("other", initial=sinusoids),
+    "embed_positions": ModuleRule("other", initial=sinusoids, trained=False),
     "layers.{block}.self_attn_layer_norm": LAYER_NORM,
     "layers.{block}.self_attn.q_proj": COLUMN_PARALLEL,
     "layers.{block}.self_attn.k_proj": COLUMN_PARALLEL,
@@ -236,6 +236,7 @@ def with_audio_encoder(
         text=text,
         encoders={AUDIO_CONFIG: encoder},
         decoder_prefix="language_model.",
+        stores_tied_head=True,
         towers=towers,
         tensor_parallel_sizes=lambda config: {
             **{f"text_config.{name}": size for name, size in text.tensor_parallel_sizes(config).items()},

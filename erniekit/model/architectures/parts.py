@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -34,6 +34,16 @@ def part_sizes(architecture: Architecture, shapes: Mapping[str, tuple[int, ...]]
     for name, shape in shapes.items():
         sizes[part_of(architecture, name)] += math.prod(shape)
     return {part: size for part, size in sizes.items() if size}
+
+
+def trainable_shapes(config: ModelConfig, frozen: Collection[str] = ()) -> dict[str, tuple[int, ...]]:
+    """Return the names and shapes of the weights that a run trains which freezes these parts."""
+    architecture = config.architecture
+    return {
+        name: shape
+        for name, shape in config.weight_shapes().items()
+        if architecture.weight_info(name).rule.trained and part_of(architecture, name) not in frozen
+    }
 
 
 def decoder_linears(config: ModelConfig) -> dict[str, tuple[int, int]]:

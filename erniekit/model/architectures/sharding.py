@@ -51,6 +51,7 @@ class ModuleRule:
             all other whole ones are parts of the sum under sequence parallelism only.
         initial: the constant that random models start from, or a function that makes the values of a shape; None: draw
             from a normal distribution. Biases are 0.
+        trained: whether gradients change it; False for tables that files hold and training leaves alone.
     """
 
     kind: Literal["linear", "embedding", "norm", "router", "other"]
@@ -58,6 +59,7 @@ class ModuleRule:
     axes: Mapping[str, int] = field(default_factory=dict)
     partial: tuple[str, ...] = ()
     initial: float | Callable[[tuple[int, ...]], np.ndarray] | None = None
+    trained: bool = True
 
 
 _LINEAR_PARAMETERS = ("weight", "bias")

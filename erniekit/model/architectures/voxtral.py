@@ -138,5 +138,5 @@ VOXTRAL = with_audio_encoder(
     saved_keys={"projector_hidden_act": "gelu"},
     inert_keys=("vocab_size", "hidden_size", "tie_word_embeddings"),  # those of `text_config` act
     copied_keys=("vocab_size", "hidden_size"),
-    small_values={"audio_token_id": 24},
+    small_values={"audio_token_id": 5},  # a control token of the shipped tokenizer
 )

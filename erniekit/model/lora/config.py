@@ -104,7 +104,9 @@ def adapter_targets(config: ModelConfig, patterns: Iterable[str]) -> list[str]:
     for_decoder = [pattern for pattern in patterns if pattern not in for_towers]
     paths, chosen = list(adaptable_linears(config)), set[str]()
     if for_decoder or not for_towers:
-        chosen.update(select_targets((path for path in paths if not path.startswith(towers)), for_decoder))
+        names = " and ".join(tower.rstrip(".") for tower in towers)
+        hint = f"\n  Names of layers in {names} begin with that." if towers else ""
+        chosen.update(select_targets((path for path in paths if not path.startswith(towers)), for_decoder, hint))
     if for_towers:
         chosen.update(select_targets((path for path in paths if path.startswith(towers)), for_towers))
     return [path for path in paths if path in chosen]
@@ -114,12 +116,15 @@ def _begins_with(pattern: str, prefixes: tuple[str, ...]) -> bool:
     return f"{pattern.removeprefix(REGULAR_EXPRESSION)}.".replace("\\.", ".").startswith(prefixes)
 
 
-def select_targets(paths: Iterable[str], patterns: Iterable[str]) -> list[str]:
+def select_targets(paths: Iterable[str], patterns: Iterable[str], hint: str = "") -> list[str]:
     """Return the linear layers among `paths` that match the patterns, in order; all of them without a pattern.
 
     A pattern is the last words of a path (`q_proj`, `self_attn.q_proj`), the path of a module, which stands for all
     linear layers in it (`audio_tower`, `model.layers.3`), a path with wildcards (`model.layers.[0-3].*`), or `re:` and
     a regular expression for a full path.
+
+    Args:
+        hint: the end of the message about a pattern that matches none.
 
     Raises:
         ConfigurationError: a pattern matches no layer.
@@ -131,7 +136,7 @@ def select_targets(paths: Iterable[str], patterns: Iterable[str]) -> list[str]:
     if unused:
         raise ConfigurationError(
             f"lora_target_modules: {', '.join(map(repr, unused))} names no linear layer of this model.\n"
-            f"  There are: {', '.join(_shapes_of_paths(paths))}"
+            f"  There are: {', '.join(_shapes_of_paths(paths))}{hint}"
         )
     return [path for path in paths if any(matches(pattern, path) for pattern in patterns)]
 
