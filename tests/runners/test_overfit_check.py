@@ -35,8 +35,9 @@ def test_it_trains_with_the_values_of_the_run(
     sample = SimpleNamespace(pair=None)
     result = SimpleNamespace(totals=SimpleNamespace(loss=0.0, metrics={}))
     objectives = SimpleNamespace(single_batch=lambda *parts: None)
+    model_config = SimpleNamespace(num_hidden_layers=2, architecture=None)
     replacements: dict[str, Callable[..., Any]] = {
-        "begin": lambda config, writes_output: (SimpleNamespace(num_hidden_layers=2), SimpleNamespace(pad_id=0), None),
+        "begin": lambda config, writes_output: (model_config, SimpleNamespace(pad_id=0), None),
         "first_sample": lambda *parts: ("here", sample),
         "initial_weights": lambda config: weights,
         "adapter_plan": lambda *parts: None,
