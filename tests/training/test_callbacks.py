@@ -35,7 +35,7 @@ from erniekit.training.callbacks.trackers import TRACKERS, EventLog, installed_t
 from erniekit.training.checkpoint.manifest import write_json
 from erniekit.training.checkpoint.resume import Start
 from erniekit.training.early_stopping import BestSoFar
-from erniekit.training.trainer import TrainResult
+from erniekit.training.result import TrainResult
 
 from .fakes import FakePlan, fake_trainer
 from .test_resume import KillAt, KilledError

@@ -14,7 +14,7 @@ from erniekit.training.callbacks.console import duration
 from erniekit.training.callbacks.files import LOG_FILE, LOSS_CURVE_FILE, read_log
 
 if TYPE_CHECKING:
-    from erniekit.training.trainer import TrainResult
+    from erniekit.training.result import TrainResult
 
 logger = logging.getLogger(__name__)
 VIEWERS = {"visualdl": "visualdl --logdir", "tensorboard": "tensorboard --logdir"}
