@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from erniekit.build.step_count import cache_folder, cache_step_count
 from erniekit.config import Config
+from erniekit.config.sections.schedule_rules import peak_lr_not_reached
 from erniekit.config.sections.sft import SftParameters
-from erniekit.config.sections.training import peak_lr_not_reached
 from erniekit.data.batch import Batch
 from erniekit.data.conversation import Source
 from erniekit.data.dataset import Dataset, open_dataset, open_packed_dataset

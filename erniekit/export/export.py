@@ -22,7 +22,7 @@ from erniekit.data.templates.ernie import published_files
 from erniekit.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from erniekit.errors import ModelFileError
 from erniekit.export.logit_difference import PROMPTS, compare, encode, fits_in_memory, prompt_logits
-from erniekit.export.model_card import MODEL_CARD_FILE, USE_LISTENER, USE_PROGRAM, USE_WEIGHTS, model_card
+from erniekit.export.model_card import MODEL_CARD_FILE, USE_PROGRAM, USE_WEIGHTS, model_card, use_of_listener
 from erniekit.export.onnx import check_onnx_packages, write_onnx
 from erniekit.export.publish import check_target, publish
 from erniekit.export.quantized import Float8Format, linear_weight_shapes, weight_format_from
@@ -121,7 +121,7 @@ def export_model(
             parameters=model.parameters,
             results=model.results,
             facts=facts,
-            use=USE_LISTENER.replace("CLASS", architecture.transformers_class) if listens else _USE[form],
+            use=use_of_listener(architecture.transformers_class, model.parameters) if listens else _USE[form],
             library="transformers" if form == HUGGING_FACE else None,
             listens=listens,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import yaml
 
 from erniekit import __version__
+from erniekit.data.templates.transcription import DEFAULT_PROMPT
 
 MODEL_CARD_FILE = "README.md"
 _LICENCE_KEYS = ("license", "license_name", "license_link")
@@ -27,7 +29,7 @@ tokenizer = AutoTokenizer.from_pretrained("FOLDER")
 ```"""
 USE_LISTENER = """\
 ```sh
-erniekit transcribe FOLDER recording.wav
+erniekit transcribe FOLDER recording.wavREQUEST
 erniekit generate FOLDER --audio recording.wav --prompt TEXT
 ```
 
@@ -182,6 +184,18 @@ def _model_index(name: str, parameters: Mapping[str, Any], results: Mapping[str,
         ]
         entries.append({"task": {"type": _TRANSCRIPTION}, "dataset": {"name": data, "type": data}, "metrics": metrics})
     return {"model-index": [{"name": name, "results": entries}]}
+
+
+def use_of_listener(transformers_class: str, parameters: Mapping[str, Any]) -> str:
+    """Return how to use a model that takes recordings; Markdown.
+
+    Args:
+        parameters: the run's: where it asked for transcripts in its own way, the command says it.
+    """
+    prompt, language = parameters.get("asr_prompt"), parameters.get("asr_language")
+    request = f" --asr-prompt {shlex.quote(prompt)}" if prompt and prompt != DEFAULT_PROMPT else ""
+    request += f" --language {shlex.quote(language)}" if language else ""
+    return USE_LISTENER.replace("REQUEST", request).replace("CLASS", transformers_class)
 
 
 def _licence(base_folder: Path | None) -> dict[str, str]:

@@ -12,7 +12,7 @@ import numpy as np
 from erniekit.data.media.clip import Clip
 from erniekit.data.media.recording import clip_length, read_clip
 
-STRETCH_SECONDS = 3600  # of sound in memory at once: 230 MB at 16,000 samples a second
+STRETCH_SECONDS = 1800  # of sound in memory at once: 115 MB at 16,000 samples a second
 QUIET_SECONDS = 0.2  # the length of the places whose loudness is compared
 SEARCHED = 0.2  # the last part of a chunk, in which the quietest place is looked for
 SHORTEST_SECONDS = 1.0  # of what is left behind the last cut, where there is a choice

@@ -41,7 +41,8 @@ from erniekit.training.control import NO_COMMANDS, Commands
 from erniekit.training.evaluation import EvaluationResult, ExtraMetrics, evaluate
 from erniekit.training.objectives.objective import Objective
 from erniekit.training.optim.adamw import describe_decay
-from erniekit.training.trainer import Trainer, TrainResult
+from erniekit.training.result import TrainResult
+from erniekit.training.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 

@@ -171,10 +171,11 @@ def test_transcripts_need_the_library_of_error_rates_alone(monkeypatch: pytest.M
 
     monkeypatch.setattr(checks, "is_importable", is_importable)
 
-    def config(*kinds: str) -> Any:
-        sections = {"eval_answers": 3, "eval_dataset_type": kinds, "eval_split": 0.0}
+    def config(*kinds: str, train: tuple[str, ...] = (), split: float = 0.0) -> Any:
+        sections = {"eval_answers": 3, "eval_dataset_type": kinds, "eval_split": split}
         return SimpleNamespace(
             basic=SimpleNamespace(do_eval=True),
+            training=SimpleNamespace(train_dataset_type=train),
             evaluation=SimpleNamespace(**sections),
             stage=SimpleNamespace(reads_text=False),
         )
@@ -186,6 +187,10 @@ def test_transcripts_need_the_library_of_error_rates_alone(monkeypatch: pytest.M
     assert asked[2:] == ["jiwer"]
     with pytest.raises(UserError, match="jiwer"):
         checks.check_scoring_libraries(config("asr", "erniekit"))
+    asked.clear()
+    with pytest.raises(UserError, match="jiwer"):  # what is held out of the training files is of their type
+        checks.check_scoring_libraries(config("erniekit", train=("asr",), split=0.1))
+    assert asked == ["jiwer"]
 
 
 def test_packed_data_is_packed_no_more() -> None:

@@ -42,11 +42,12 @@ from erniekit.model.lora.config import LoraSettings
 from erniekit.model.lora.lora import named_adapters, named_trainable_parameters
 from erniekit.model.quantization.settings import WeightOnly
 from erniekit.model.weights import named_weights, packed_weights
+from erniekit.training.objectives.forward import embedding_inputs
 from erniekit.training.optim.adamw import build_optimizer, optimizer_state, trainable_parameters
 from tests.config.samples import load
 from tests.model.test_architectures import AUDIO
 from tests.model.tiny import tiny_config
-from tests.model.tiny_audio import FAMILIES, audio_config
+from tests.model.tiny_audio import FAMILIES, audio_batch, audio_config
 
 ENCODER, PROJECTOR = "audio_tower.conv1.weight", "multi_modal_projector.linear_1.weight"
 DECODER = "model.layers.0.self_attn.q_proj.weight"
@@ -313,3 +314,24 @@ def test_estimates_count_what_is_trained(listener: ModelConfig) -> None:
     sent = [step_bytes(listener, replace(work, frozen=frozenset(parts)), Topology(data=2)) for parts in ((), ("llm",))]
     assert sent[1]["data"] == part["gradients"] < sent[0]["data"] == whole["gradients"]
     assert workload(load(freeze_config="freeze_llm"), listener).frozen == {"llm"}
+
+
+@pytest.mark.parametrize(
+    ("targets", "frozen", "graph"),
+    [
+        ((), (), False),
+        (("multi_modal_projector",), (), True),
+        (("audio_tower",), (), True),
+        (None, ("audio", "aligner", "llm"), False),
+        (None, ("audio", "llm"), True),
+    ],
+    ids=str,
+)
+def test_what_is_heard_has_a_graph_only_where_something_learns_to_hear(
+    targets: tuple[str, ...] | None, frozen: tuple[str, ...], graph: bool
+) -> None:
+    """Beside adapters of the decoder, or frozen, an encoder keeps nothing for backward."""
+    lora = None if targets is None else LoraSettings(2, 4.0, target_modules=targets)
+    model = build_model(audio_config("voxtral"), None, lora=lora, frozen=frozen)
+    hidden = model.embed(embedding_inputs(model, audio_batch(model.config, 2, 1)))
+    assert hidden.stop_gradient == (not graph)

@@ -139,3 +139,10 @@ def test_a_normaliser_without_answers_is_told() -> None:
     assert load(**held_out, eval_answers=2).evaluation.text_normalizer == "basic"
     assert any("text_normalizer" in line for line in load(**held_out).messages)
     assert "text_normalizer" in problems(**held_out | {"text_normalizer": "german"})
+
+
+def test_one_batch_decides_nothing_where_answers_do() -> None:
+    asked = {"do_eval": True, "eval_dataset_path": "e.jsonl", "load_best_model_at_end": True, "save_strategy": "steps"}
+    assert any("chosen on 1 batch" in line for line in load(**asked).messages)
+    by_answers = load(**asked, eval_answers=5, metric_for_best_model="wer")
+    assert not any("chosen on 1 batch" in line for line in by_answers.messages)

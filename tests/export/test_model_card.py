@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from erniekit.export.model_card import USE_LISTENER, model_card
+from erniekit.export.model_card import model_card, use_of_listener
 
 PARAMETERS = {
     "train_dataset_path": ["train.jsonl"], "train_dataset_type": ["asr"], "eval_dataset_path": ["a.jsonl", "b.jsonl"],
@@ -18,7 +18,8 @@ RATES = {"eval_wer": 0.1234567, "eval_cer": 0.05, "eval_answers": 40.0}
 def card(results: dict[str, Any], parameters: dict[str, Any] = PARAMETERS, **named: Any) -> tuple[dict[str, Any], str]:
     values = {
         "name": "listener", "base": "", "base_folder": None, "is_adapter_merged": False, "parameters": parameters,
-        "results": results, "facts": {}, "use": USE_LISTENER, "library": "transformers", "listens": True,
+        "results": results, "facts": {}, "use": use_of_listener("QwenListens", parameters), "library": "transformers",
+        "listens": True,
     }  # fmt: skip
     _, front, body = model_card(**{**values, **named}).split("---\n", 2)
     return yaml.safe_load(front), body
@@ -55,3 +56,10 @@ def test_a_model_without_error_rates_has_none_in_its_card() -> None:
     assert "model-index" not in front and "Transcription" not in body
     assert card({}, {**PARAMETERS, "train_dataset_type": ["messages"]})[0]["pipeline_tag"] == "audio-text-to-text"
     assert card({}, {}, listens=False)[0]["pipeline_tag"] == "text-generation"
+
+
+def test_the_command_asks_as_the_training_did() -> None:
+    _, body = card({})
+    assert "erniekit transcribe FOLDER recording.wav\n" in body and "import AutoProcessor, QwenListens\n" in body
+    _, body = card({}, {**PARAMETERS, "asr_prompt": "Write it down:", "asr_language": "de"})
+    assert "recording.wav --asr-prompt 'Write it down:' --language de\n" in body

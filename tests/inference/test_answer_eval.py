@@ -13,6 +13,7 @@ import pytest
 from erniekit.data.conversation import ASSISTANT, USER, Conversation, Source, Turn
 from erniekit.data.formats.preference import preference_kind
 from erniekit.data.media.clip import Clip, ContentClip
+from erniekit.data.media.errors import RecordingError
 from erniekit.data.placeholders import EncodedPrompt
 from erniekit.errors import ConfigurationError
 from erniekit.inference import answer_eval
@@ -204,6 +205,24 @@ def test_transcripts_are_scored_by_error_rates(
         (f"{tmp_path}/a.jsonl:3", 1.0), (f"{tmp_path}/a.jsonl:2", 0.5),
     ]  # fmt: skip
     assert len(worst_transcripts(tmp_path, 1)) == 1
+
+
+def test_a_recording_that_cannot_be_read_is_skipped_and_counted(
+    model: ChatModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The dataset was opened before, and has said so or ended the run."""
+    evaluator = transcribing_evaluator(model, tmp_path, monkeypatch)
+    encode = answer_eval.encode_prompt_with_clips
+
+    def broken(template: Any, tokenizer: Any, dialogue: Conversation, inputs: Any) -> EncodedPrompt:
+        if dialogue.clips[0].path.endswith("2.wav"):
+            raise RecordingError(dialogue.clips[0], "sound", "none")
+        return encode(template, tokenizer, dialogue, inputs)
+
+    monkeypatch.setattr(answer_eval, "encode_prompt_with_clips", broken)
+    monkeypatch.setattr(answer_eval, "generate", lambda decoder, prompts, *rest, **audio: [[5]] * len(prompts))
+    metrics = evaluator(model.decoder).overall
+    assert (metrics["answers"], metrics["answers_skipped"]) == (2, 1)
 
 
 def test_a_normaliser_without_recordings_is_told(

@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 
 import pytest
+from transformers.models.whisper import english_normalizer as whisper
 
 from erniekit.inference.normalizers import text_normalizer
 from erniekit.inference.normalizers.english import _ENDINGS, _TITLES, _WORDS, american_spellings
 from erniekit.inference.normalizers.english_numbers import _MAY_BE_OF_A_NUMBER
 from tests.inference.test_text_normalizers import BASIC, ENGLISH
 
-whisper = pytest.importorskip("transformers.models.whisper.english_normalizer")
+pytestmark = pytest.mark.parity
 
 WORDS = sorted(_MAY_BE_OF_A_NUMBER)
 OTHERS = [

@@ -47,6 +47,7 @@ def test_error_rates_from_training_to_the_card(
         eval_dataset_path=",".join(map(str, held_out)), eval_dataset_type="asr", eval_answers=-1,
         metric_for_best_model="wer", load_best_model_at_end=True, save_strategy="steps", save_steps=100,
     )  # fmt: skip
+    assert f"erniekit transcribe {run.output} RECORDINGS" in run.said
     evaluations = [entry for entry in run.log if "eval_wer" in entry]
     assert [entry["eval_answers"] for entry in evaluations] == [16, 16] and "eval_rougeL" not in evaluations[0]
     best = min(evaluations, key=lambda entry: entry["eval_wer"])

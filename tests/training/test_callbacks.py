@@ -35,7 +35,7 @@ from erniekit.training.callbacks.trackers import TRACKERS, EventLog, installed_t
 from erniekit.training.checkpoint.manifest import write_json
 from erniekit.training.checkpoint.resume import Start
 from erniekit.training.early_stopping import BestSoFar
-from erniekit.training.trainer import TrainResult
+from erniekit.training.result import TrainResult
 
 from .fakes import FakePlan, fake_trainer
 from .test_resume import KillAt, KilledError
@@ -296,6 +296,9 @@ def test_the_last_lines_say_what_is_where_and_what_comes_next(tmp_path: Path, lo
     lines.on_train_begin(begin(0, 3)._replace(output_dir=tmp_path, config={"stage": "PT"}))
     lines.on_train_end(result)
     assert f"  erniekit generate --raw --prompt TEXT {tmp_path}" in logged
+    lines.on_train_begin(begin(0, 3)._replace(output_dir=tmp_path, config={"train_dataset_type": ["asr"]}))
+    lines.on_train_end(result)
+    assert f"  erniekit transcribe {tmp_path} RECORDINGS" in logged
     assert not any("visualdl" in line or " eval " in line for line in logged)
 
 

@@ -26,8 +26,9 @@ from erniekit.training.checkpoint.atomic_folder import checkpoint_folders, step_
 from erniekit.training.checkpoint.resume import Start, open_output_folder
 from erniekit.training.checkpoint.sharded import WEIGHTS, CheckpointShards
 from erniekit.training.optim.schedules import learning_rate
+from erniekit.training.result import result_of
 from erniekit.training.step import train_step
-from erniekit.training.trainer import Trainer, is_due, result_of
+from erniekit.training.trainer import Trainer, is_due
 
 from .fakes import PADDING, FakeBatch, FakeLoss, FakePlan, Recorder, fake_trainer, identity
 from .test_resume import KillAt, KilledError

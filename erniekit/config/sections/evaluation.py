@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from erniekit.config.parameter import ConfigBuilder, Derived, parameter, renamed, rule, section, when
-from erniekit.config.sections.training import FORMATS, agree_on_sources, source_kinds
+from erniekit.config.sections.sources import FORMATS, agree_on_sources, source_kinds
 from erniekit.config.stages import DIALOGUE_STAGES, GENERATION_METRICS, STAGES, stages_by_metrics
 from erniekit.config.values import NUMBERS, PATHS
 

@@ -2,80 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Any
 
 from erniekit.config.parameter import ConfigBuilder, Derived, parameter, renamed, rule, section, when
+from erniekit.config.sections.schedule_rules import SCHEDULE_RULES
+from erniekit.config.sections.sources import FORMATS, agree_on_sources, source_kinds
 from erniekit.config.stages import stages_by_learning_rate
-from erniekit.config.values import EPOCHS, NUMBERS, PATH, PATHS, TEXTS, WORDS, format_value
-
-# Training and evaluation share the declaration of data files, formats and probabilities as three parallel lists.
-
-FORMATS = (
-    "`erniekit` has `src` and `tgt`, `alpaca` has `instruction`, `input` and `output`, `messages` has OpenAI roles, "
-    "`sharegpt` has `conversations` with `from` and `value`, `prompt_completion` has `prompt` and `completion`, `asr` "
-    "has `audio_path`, a recording, and `text`, its transcript, `text` is plain text for stage PT. For stage DPO the "
-    "records of a format are pairs: `erniekit` with `response` and `sort`, `alpaca` with `question`, `messages` with "
-    "`prompt`, `sharegpt` with `conversations`, the latter three with `chosen` and `rejected`. If it is left out, a "
-    "file's first records decide, and the run says so."
-)
-
-
-def source_kinds(*more: str) -> dict[str, Any]:
-    """Return the arguments that declare a list of data formats, with `more` choices."""
-    return {
-        "kind": TEXTS,
-        "choices": ("erniekit", "alpaca", "messages", "sharegpt", "prompt_completion", "asr", "text", *more),
-        "spellings": {
-            "chatml": "messages",
-            "openai": "messages",
-            "prompt-completion": "prompt_completion",
-            "share_gpt": "sharegpt",
-        },
-        "example": "erniekit,alpaca",
-    }
-
-
-def agree_on_sources(builder: ConfigBuilder, split: str) -> None:
-    """Check that paths, formats and probabilities of `split`, "train" or "eval", agree in number."""
-    path, kind, probability = (f"{split}_dataset_{what}" for what in ("path", "type", "prob"))
-    count = len(builder[path])
-    for name in (kind, probability):
-        given = len(builder[name])
-        if count and given == 1:
-            builder.set_silently(name, builder[name] * count)
-        elif count and given != count:
-            what = f"{given} values for {count} file{'s' if count > 1 else ''} of `{path}`"
-            builder.problem(name, what, "write one value for each file, in the same order, or one for all")
-    if sum(builder[probability]) <= 0:
-        builder.problem(probability, "no file has a probability above 0", "give at least one file a positive value")
-    _fit_stage(builder, kind)
-
-
-def _fit_stage(builder: ConfigBuilder, name: str) -> None:
-    kinds = builder[name]
-    if "packed" in kinds:  # the folder records its format
-        return
-    if builder.stage.reads_text:
-        plain = tuple("text" if kind == "erniekit" else kind for kind in kinds)
-        builder.change(name, plain, "stage PT reads plain text")
-        dialogues = sorted(set(plain) - {"text"})
-        if dialogues:
-            builder.problem(name, f"stage PT cannot read {format_value(dialogues)}", "write `text`, or `stage: SFT`")
-    elif builder.stage.reads_pairs and "asr" in kinds:
-        what = f"stage {builder['stage']} reads pairs of answers, and `asr` has one transcript"
-        builder.problem(name, what, "write `messages` for records of `prompt` with `audios`, `chosen` and `rejected`")
-    elif builder.stage.reads_pairs and "prompt_completion" in kinds:
-        what = f"stage {builder['stage']} reads pairs of answers, and `prompt_completion` has one answer"
-        builder.problem(name, what, "write `messages` for records of `prompt`, `chosen` and `rejected`")
-    elif "text" in kinds:
-        builder.problem(
-            name,
-            f"stage {builder['stage']} cannot read plain text",
-            "write the format of its dialogues, or `stage: PT`",
-        )
-
+from erniekit.config.values import EPOCHS, NUMBERS, PATH, PATHS, WORDS
 
 DATA_VERBS = ("train", "preview")
 WARMS_UP = when(
@@ -413,75 +346,6 @@ def max_steps_not_zero(builder: ConfigBuilder) -> None:
         )
 
 
-def warmup_length(warmup_steps: int, warmup_ratio: float, total_steps: int) -> int:
-    """Return the optimizer steps of the warm-up of a run of `total_steps`, as transformers computes them."""
-    return warmup_steps or math.ceil(warmup_ratio * total_steps)
-
-
-@rule("warmup_steps", "warmup_ratio", verbs=("train",))
-def warmup_is_given_once(builder: ConfigBuilder) -> None:
-    """`warmup_ratio` has no effect beside `warmup_steps` above 0."""
-    if builder.differs("warmup_ratio") and builder["warmup_steps"]:
-        builder.no_effect("warmup_ratio", f"because warmup_steps is {builder['warmup_steps']}, which takes precedence")
-
-
-@rule("lr_scheduler_type", "decay_steps", "warmup_steps", "warmup_ratio", "max_steps")
-def schedule_fits_the_run(builder: ConfigBuilder) -> None:
-    """The `wsd` schedule needs `decay_steps`; warm-up and decay together must fit into `max_steps`."""
-    decay = builder["decay_steps"] if builder["lr_scheduler_type"] == "wsd" else 0
-    if builder["lr_scheduler_type"] == "wsd" and not decay:
-        builder.problem("lr_scheduler_type", "`wsd` needs the length of its decay", "set `decay_steps` to at least 1")
-    warmup = warmup_length(builder["warmup_steps"], builder["warmup_ratio"], builder["max_steps"])
-    if builder["max_steps"] > 0 and decay and warmup + decay > builder["max_steps"]:
-        what = f"warmup_steps + decay_steps = {warmup + decay} exceed max_steps = {builder['max_steps']}"
-        builder.problem("decay_steps", what, "shorten one of them")
-
-
-@rule("lr_scheduler_type", "warmup_steps", "max_steps")
-def warmup_ends_within_the_run(builder: ConfigBuilder) -> None:
-    """Where warm-up takes all of `max_steps` or more, a message says that `learning_rate` is never reached."""
-    warms_up = builder["lr_scheduler_type"] != "constant"
-    if warms_up and 0 < builder["max_steps"] <= builder["warmup_steps"]:
-        builder.messages.append(peak_lr_not_reached(builder["warmup_steps"], builder["max_steps"]))
-
-
-def peak_lr_not_reached(warmup_steps: int, total_steps: int) -> str:
-    """Return the message for a run that ends before its warm-up; update k of a warm-up of W has rate (k - 1) / W."""
-    return (
-        f"warmup_steps {warmup_steps:,} takes all of the {total_steps:,} steps, so learning_rate is never reached: "
-        f"the last step has {(total_steps - 1) / warmup_steps:.0%} of it"
-    )
-
-
-@rule("min_lr", "learning_rate", "lr_scheduler_type")
-def minimum_below_the_peak(builder: ConfigBuilder) -> None:
-    """`min_lr` may not exceed `learning_rate`."""
-    if builder["lr_scheduler_type"] in ("cosine", "wsd") and builder["min_lr"] > builder["learning_rate"]:
-        builder.problem(
-            "min_lr", f"{builder['min_lr']} exceeds learning_rate {builder['learning_rate']}", "write a smaller value"
-        )
-
-
-@rule("learning_rate", verbs=("train",))
-def a_learning_rate_moves_weights(builder: ConfigBuilder) -> None:
-    """A `learning_rate` above 1 is told: AdamW moves every weight by about as much in each step."""
-    rate = builder["learning_rate"]
-    if rate > 1:
-        builder.messages.append(
-            f"learning_rate is {format_value(rate)}: AdamW moves every weight by about as much in each step, and usual "
-            "rates are 1e-6 to 1e-3; is the exponent missing?"
-        )
-
-
-@rule("lr_end", "learning_rate", "lr_scheduler_type")
-def polynomial_end_below_the_peak(builder: ConfigBuilder) -> None:
-    """`lr_end` may not exceed `learning_rate` in the polynomial schedule."""
-    if builder["lr_scheduler_type"] == "polynomial" and builder["lr_end"] > builder["learning_rate"]:
-        builder.problem(
-            "lr_end", f"{builder['lr_end']} exceeds learning_rate {builder['learning_rate']}", "write a smaller value"
-        )
-
-
 SECTION = section(
     TrainingParameters,
     key="training",
@@ -499,11 +363,6 @@ SECTION = section(
         training_sources_agree,
         packed_data_is_replayed,
         max_steps_not_zero,
-        warmup_is_given_once,
-        schedule_fits_the_run,
-        warmup_ends_within_the_run,
-        minimum_below_the_peak,
-        a_learning_rate_moves_weights,
-        polynomial_end_below_the_peak,
+        *SCHEDULE_RULES,
     ),
 )

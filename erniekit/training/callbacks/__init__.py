@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from erniekit.training.trainer import TrainResult
+    from erniekit.training.result import TrainResult
 
 Record = Mapping[str, Any]  # metrics by name, with "step" and "epoch"
 

@@ -14,7 +14,7 @@ from erniekit.training.callbacks.console import duration
 from erniekit.training.callbacks.files import LOG_FILE, LOSS_CURVE_FILE, read_log
 
 if TYPE_CHECKING:
-    from erniekit.training.trainer import TrainResult
+    from erniekit.training.result import TrainResult
 
 logger = logging.getLogger(__name__)
 VIEWERS = {"visualdl": "visualdl --logdir", "tensorboard": "tensorboard --logdir"}
@@ -31,14 +31,16 @@ class ClosingLines(Callback):
     def __init__(self, logging_dir: Path | None, trackers: Sequence[str]) -> None:
         self._logging_dir, self._trackers = logging_dir, trackers
         self._output_dir = Path()
-        self._first_use = "chat"
+        self._first_use = "chat {folder}"
         self._is_evaluated = False
         self._started = 0.0
 
     def on_train_begin(self, run: TrainingRun) -> None:
         self._output_dir, self._started = run.output_dir, time.monotonic()
         if run.config.get("stage") == "PT":  # it continues texts, and has learnt no dialogue
-            self._first_use = "generate --raw --prompt TEXT"
+            self._first_use = "generate --raw --prompt TEXT {folder}"
+        elif "asr" in (run.config.get("train_dataset_type") or ()):
+            self._first_use = "transcribe {folder} RECORDINGS"
 
     def on_evaluate(self, record: Record) -> None:
         self._is_evaluated = True
@@ -61,7 +63,7 @@ class ClosingLines(Callback):
             lines.append(f"  {VIEWERS[name]} {shlex.quote(str(self._logging_dir))}")
         shown = shlex.quote(str(folder))
         commands = [
-            f"{self._first_use} {shown}",
+            self._first_use.replace("{folder}", shown),
             *([f"eval {shown}"] * self._is_evaluated),
             f"export {shown} --output DIR",
         ]

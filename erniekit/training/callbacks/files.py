@@ -14,7 +14,7 @@ from erniekit.training.callbacks import Callback, Record, TrainingRun
 from erniekit.training.checkpoint.manifest import atomic_write_text, nan_to_none, write_json
 
 if TYPE_CHECKING:
-    from erniekit.training.trainer import TrainResult
+    from erniekit.training.result import TrainResult
 
 logger = logging.getLogger(__name__)
 

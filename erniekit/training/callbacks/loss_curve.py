@@ -15,7 +15,7 @@ from erniekit.training.callbacks.files import LOG_FILE, LOSS_CURVE_FILE, WarnOnI
 from erniekit.training.checkpoint.manifest import atomic_write_bytes
 
 if TYPE_CHECKING:
-    from erniekit.training.trainer import TrainResult
+    from erniekit.training.result import TrainResult
 
 SECONDS_BETWEEN = 60.0  # from one drawing to the next
 SHARE = 0.02  # of a run's time that drawing may take

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 
-from erniekit.config.sections.training import TrainingParameters, warmup_length
+from erniekit.config.sections.schedule_rules import warmup_length
+from erniekit.config.sections.training import TrainingParameters
 from erniekit.errors import ConfigurationError
 
 WITHOUT_WARMUP = 10_000  # steps after which `inverse_sqrt` without warm-up is at 1 / sqrt(2) of the peak

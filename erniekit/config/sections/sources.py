@@ -1,0 +1,72 @@
+"""Data files, their formats and probabilities: three parallel lists, declared alike for training and evaluation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from erniekit.config.parameter import ConfigBuilder
+from erniekit.config.values import TEXTS, format_value
+
+FORMATS = (
+    "`erniekit` has `src` and `tgt`, `alpaca` has `instruction`, `input` and `output`, `messages` has OpenAI roles, "
+    "`sharegpt` has `conversations` with `from` and `value`, `prompt_completion` has `prompt` and `completion`, `asr` "
+    "has `audio_path`, a recording, and `text`, its transcript, `text` is plain text for stage PT. For stage DPO the "
+    "records of a format are pairs: `erniekit` with `response` and `sort`, `alpaca` with `question`, `messages` with "
+    "`prompt`, `sharegpt` with `conversations`, the latter three with `chosen` and `rejected`. If it is left out, a "
+    "file's first records decide, and the run says so."
+)
+
+
+def source_kinds(*more: str) -> dict[str, Any]:
+    """Return the arguments that declare a list of data formats, with `more` choices."""
+    return {
+        "kind": TEXTS,
+        "choices": ("erniekit", "alpaca", "messages", "sharegpt", "prompt_completion", "asr", "text", *more),
+        "spellings": {
+            "chatml": "messages",
+            "openai": "messages",
+            "prompt-completion": "prompt_completion",
+            "share_gpt": "sharegpt",
+        },
+        "example": "erniekit,alpaca",
+    }
+
+
+def agree_on_sources(builder: ConfigBuilder, split: str) -> None:
+    """Check that paths, formats and probabilities of `split`, "train" or "eval", agree in number."""
+    path, kind, probability = (f"{split}_dataset_{what}" for what in ("path", "type", "prob"))
+    count = len(builder[path])
+    for name in (kind, probability):
+        given = len(builder[name])
+        if count and given == 1:
+            builder.set_silently(name, builder[name] * count)
+        elif count and given != count:
+            what = f"{given} values for {count} file{'s' if count > 1 else ''} of `{path}`"
+            builder.problem(name, what, "write one value for each file, in the same order, or one for all")
+    if sum(builder[probability]) <= 0:
+        builder.problem(probability, "no file has a probability above 0", "give at least one file a positive value")
+    _fit_stage(builder, kind)
+
+
+def _fit_stage(builder: ConfigBuilder, name: str) -> None:
+    kinds = builder[name]
+    if "packed" in kinds:  # the folder records its format
+        return
+    if builder.stage.reads_text:
+        plain = tuple("text" if kind == "erniekit" else kind for kind in kinds)
+        builder.change(name, plain, "stage PT reads plain text")
+        dialogues = sorted(set(plain) - {"text"})
+        if dialogues:
+            builder.problem(name, f"stage PT cannot read {format_value(dialogues)}", "write `text`, or `stage: SFT`")
+    elif builder.stage.reads_pairs and "asr" in kinds:
+        what = f"stage {builder['stage']} reads pairs of answers, and `asr` has one transcript"
+        builder.problem(name, what, "write `messages` for records of `prompt` with `audios`, `chosen` and `rejected`")
+    elif builder.stage.reads_pairs and "prompt_completion" in kinds:
+        what = f"stage {builder['stage']} reads pairs of answers, and `prompt_completion` has one answer"
+        builder.problem(name, what, "write `messages` for records of `prompt`, `chosen` and `rejected`")
+    elif "text" in kinds:
+        builder.problem(
+            name,
+            f"stage {builder['stage']} cannot read plain text",
+            "write the format of its dialogues, or `stage: PT`",
+        )
