@@ -105,8 +105,8 @@ def initial_weight(name: str, shape: tuple[int, ...], config: ModelConfig, seed:
     if name.endswith("bias"):  # a router's correction bias, too
         return np.zeros(shape, np.float32)
     initial = config.architecture.weight_info(name).rule.initial
-    if callable(initial):
-        return initial(shape)
+    if callable(initial):  # as small as the other weights, or a model from random weights hears little but positions
+        return initial(shape) * np.float32(config.initializer_range)
     if initial is not None:
         return np.full(shape, initial, np.float32)
     digest = hashlib.sha256(name.encode()).digest()

@@ -48,7 +48,7 @@ ENCODER = {
     "num_mel_bins": MEL_BINS,
     "max_source_positions": WINDOW_SECONDS * 50,
     "activation_function": "gelu",
-    "initializer_range": 0.09,
+    "initializer_range": 0.08,
 }
 DECODER = {
     "model_type": "qwen2",
@@ -61,7 +61,7 @@ DECODER = {
     "max_position_embeddings": 2048,
     "rms_norm_eps": 1e-06,
     "rope_theta": 10000.0,
-    "initializer_range": 0.09,
+    "initializer_range": 0.08,
     "tie_word_embeddings": False,
 }
 EXTRACTOR = {

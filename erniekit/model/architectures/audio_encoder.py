@@ -104,7 +104,10 @@ def audio_sizes(config: ModelConfig) -> AudioEncoderSizes:
 
 def sinusoids(shape: tuple[int, ...]) -> np.ndarray:
     """Return Whisper's position embeddings, float32 [S, H]: sines, then cosines, of H / 2 wavelengths from 2 pi to
-    10000 x 2 pi."""
+    10000 x 2 pi.
+
+    Random models have them times `initializer_range`: beside the full amplitude the first convolutions are faint.
+    """
     import numpy as np
 
     length, channels = shape

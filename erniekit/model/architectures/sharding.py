@@ -49,8 +49,8 @@ class ModuleRule:
         axes: the divided axis of each parameter that is divided; every rank has the others whole.
         partial: parameters that every rank has whole while its gradient is always a part of the sum. The gradients of
             all other whole ones are parts of the sum under sequence parallelism only.
-        initial: the constant that random models start from, or a function that makes the values of a shape; None: draw
-            from a normal distribution. Biases are 0.
+        initial: the constant that random models start from, or a function that makes the values of a shape, which are
+            multiplied by `initializer_range`; None: draw from a normal distribution. Biases are 0.
         trained: whether gradients change it; False for tables that files hold and training leaves alone.
     """
 
