@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from erniekit.data.media import arrow_bytes, mpeg, parquet_bytes
+from erniekit.data.media import mpeg, stored_bytes
 from erniekit.data.media.clip import Clip
 from erniekit.data.media.errors import INSTALL, RecordingError, describe_clip
 from erniekit.errors import DataError
@@ -134,8 +134,7 @@ def recording_source(clip: Clip) -> str | BytesIO:
         RecordingError: there is no such file or row, it may not be read, or it is empty.
     """
     if clip.row >= 0:
-        stored = arrow_bytes if clip.path.endswith(".arrow") else parquet_bytes
-        return BytesIO(stored.read_bytes(clip))
+        return BytesIO(stored_bytes.read_bytes(clip))
     try:
         mode = os.stat(clip.path).st_mode
     except FileNotFoundError:
