@@ -15,9 +15,9 @@ from erniekit.cli.generate import (
     select_device,
 )
 from erniekit.cli.ranks import at_least_one, parse_with_overrides
+from erniekit.inference.transcript_files import SUFFIXES, content, plan, write_transcript
 from erniekit.terminal import escape_control_characters
 
-FORMATS = ("text", "json", "srt", "vtt")
 BATCH_SIZE = 16
 
 
@@ -39,7 +39,9 @@ def run(arguments: list[str]) -> int:
         metavar="DIR|FILE",
         help="the folder of the transcripts, or for one recording the file; default: print them",
     )
-    parser.add_argument("--format", choices=FORMATS, help="of the transcripts; default: the suffix of FILE, or text")
+    parser.add_argument(
+        "--format", choices=tuple(SUFFIXES), help="of the transcripts; default: the suffix of FILE, or text"
+    )
     parser.add_argument(
         "--language", default="", metavar="xx", help="of the recordings, such as en; default: detect it"
     )
@@ -66,7 +68,6 @@ def _transcribe(options: argparse.Namespace) -> int:
     select_device(parameters)
     from erniekit.data.templates.transcription import Request
     from erniekit.inference.transcribe import Failure, TranscriptionSettings, transcribe
-    from erniekit.inference.transcript_files import content, plan, write_transcript
 
     form = options.format or _format_of(options.output)
     output = None if options.output is None else options.output.expanduser()
@@ -109,8 +110,6 @@ def _transcribe(options: argparse.Namespace) -> int:
 
 
 def _format_of(output: Path | None) -> str:
-    from erniekit.inference.transcript_files import SUFFIXES
-
     suffix = "" if output is None or output.is_dir() else output.suffix.lower()
     return next((form for form, own in SUFFIXES.items() if own == suffix), "text")
 

@@ -170,6 +170,8 @@ def test_folders_keep_their_shape(tmp_path: Path) -> None:
         plan([tmp_path / "in/a.mp3"], tmp_path / "one.txt", "text")
     with pytest.raises(DataError, match="never overwritten"):
         write_transcript("new", tmp_path / "one.txt")
+    with pytest.raises(DataError, match=r"one\.txt/inner\.txt: cannot be written"):  # below a file
+        write_transcript("new", tmp_path / "one.txt/inner.txt")
     assert (tmp_path / "one.txt").read_text() == "kept" and not list(tmp_path.glob(".writing*"))
 
 
