@@ -89,9 +89,9 @@ CASES: dict[str, tuple[Change, dict[str, Any], str]] = {
     "a part that is not there": (lambda folder: None, {"freeze_config": "freeze_audio"}, "has no audio encoder"),
     "nothing to train": (lambda folder: None, {"freeze_config": "freeze_llm"}, "leaves nothing to train"),
     "no adapters to train": (lambda folder: None, LORA | {"freeze_config": "freeze_llm"}, "leaves nothing to train"),
-    "a model that hears": (_listen, {"freeze_config": "freeze_audio", "audio_lr_ratio": 0.1}, ""),
-    "images of a model that hears": (_listen, {"freeze_config": "freeze_vision"}, "voxtral has no vision encoder"),
-    "all parts of a model that hears": (
+    "a model that listens": (_listen, {"freeze_config": "freeze_audio", "audio_lr_ratio": 0.1}, ""),
+    "images of a model that listens": (_listen, {"freeze_config": "freeze_vision"}, "voxtral has no vision encoder"),
+    "all parts of a model that listens": (
         _listen, {"freeze_config": "freeze_audio freeze_aligner freeze_llm"}, "leaves nothing to train",
     ),
     "a layer of an encoder without its name": (_listen, LORA | {"lora_target_modules": "fc1"}, "begin with that"),
