@@ -41,7 +41,8 @@ def _listen(folder: Path) -> None:
     """Make the folder that of a model with an audio encoder of 3 heads, without weights."""
     text = {**VOXTRAL["text_config"], "vocab_size": 4096}
     audio = {**VOXTRAL["audio_config"], "hidden_size": 12, "intermediate_size": 24, "num_attention_heads": 3}
-    (folder / "config.json").write_text(json.dumps({**VOXTRAL, "text_config": text, "audio_config": audio}))
+    values = {**VOXTRAL, "audio_token_id": 5, "text_config": text, "audio_config": audio}  # a control token
+    (folder / "config.json").write_text(json.dumps(values))
     (folder / WEIGHTS).unlink()
 
 
