@@ -66,7 +66,6 @@ def run(arguments: list[str]) -> int:
 def _transcribe(options: argparse.Namespace) -> int:
     parameters = generation_parameters(options, names=MODEL_PARAMETERS)
     select_device(parameters)
-    from erniekit.data.templates.transcription import Request
     from erniekit.inference.transcribe import Failure, TranscriptionSettings, transcribe
 
     form = options.format or _format_of(options.output)
@@ -77,7 +76,7 @@ def _transcribe(options: argparse.Namespace) -> int:
         _say(f"{present:,} of {len(jobs):,} transcripts are there already and stay as they are")
     if not targets:
         return 0
-    model = load_model(options, parameters, Request(options.asr_prompt) if options.asr_prompt else None)
+    model = load_model(options, parameters, options.asr_prompt or None)
     settings = TranscriptionSettings(
         options.language, options.chunk_seconds, options.batch_size, options.max_new_tokens
     )
@@ -90,7 +89,7 @@ def _transcribe(options: argparse.Namespace) -> int:
             _say(f"{progress}: cannot be transcribed")
             continue
         seconds += result.seconds
-        text, target = content(result, form, options.language), targets[result.path]
+        text, target = content(result, form, options.language or model.request.language), targets[result.path]
         if target is None:
             _print(text, f"{result.path}:" if form == "text" and len(targets) > 1 else "")
         else:

@@ -98,7 +98,7 @@ def content(transcript: Transcript, form: str, language: str = "") -> str:
     """Return a transcript as a file of this format has it. Times are those of its chunks.
 
     - `text`: the whole in one line.
-    - `json`: `file`, `seconds`, `language` (the one that was asked for; null where the model was left to detect it),
+    - `json`: `file`, `seconds`, `language` (of the request; null where the model was left to detect it),
       `text`, `chunks` (`start`, `end`, `text`, and `cut` where the model did not end), `real_time_factor` (seconds of
       computing for each second of sound: 0.1 is ten times as fast as listening).
     - `srt`, `vtt`: subtitles, one for each chunk in which something is said.
