@@ -281,7 +281,7 @@ class RunData:
         total_steps: the number of optimizer steps in the run.
         evaluation_plan: the plan of the evaluations; None if the run does not evaluate.
         dp_rank: the data-parallel rank, which determines this rank's share of every global batch.
-        workers: the number of processes that prepare batches ahead; 0 if this rank opens no files.
+        workers: the number of threads that prepare batches ahead; 0 if this rank opens no files.
     """
 
     plan: StepPlan
