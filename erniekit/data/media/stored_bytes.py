@@ -63,13 +63,6 @@ def read_bytes(clip: Clip) -> bytes:
     return value
 
 
-def forget() -> None:
-    """Free the memory of the row groups."""
-    with _lock:
-        _groups.clear()
-        _footers.clear()
-
-
 def _no_row(clip: Clip, rows: int) -> RecordingError:
     return RecordingError(clip, f"a row of the {rows:,} in the file", f"row {clip.row + 1:,}")
 

@@ -46,7 +46,6 @@ def path(tmp_path):
         for row in range(ROWS)
     ]
     parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "data.parquet", row_group_size=3)
-    stored_bytes.forget()
     return str(tmp_path / "data.parquet")
 
 
