@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -96,4 +97,4 @@ class AudioInputs:
         """Changes when the same recording would give other tokens or features."""
         counts = [self.tokens_of(frames) for frames in range(1, self.window_frames + 1)]
         shape = (self.mel_bins, self.window_frames, self.window_tokens, self.sampling_rate, self.hop)
-        return (self.placeholder_id, *shape, *counts[:: max(1, self.window_frames // 100)])
+        return (self.placeholder_id, *shape, zlib.crc32(repr(counts).encode()))
