@@ -31,6 +31,7 @@ STDERR_LOGGERS = (
     "erniekit.inference.transcribe",
     "erniekit.build.adapters",
     "erniekit.build.checks",
+    "erniekit.build.tokenizer",
     "erniekit.model.architectures.model_config",
 )
 

@@ -281,7 +281,7 @@ class RunData:
         total_steps: the number of optimizer steps in the run.
         evaluation_plan: the plan of the evaluations; None if the run does not evaluate.
         dp_rank: the data-parallel rank, which determines this rank's share of every global batch.
-        workers: the number of processes that prepare batches ahead; 0 if this rank opens no files.
+        workers: the number of threads that prepare batches ahead; 0 if this rank opens no files.
     """
 
     plan: StepPlan
@@ -333,7 +333,7 @@ def plan_run_data(config: Config, local: LocalData, mesh: Mesh) -> RunData:
 def count_steps(config: Config, plan: StepPlan, *, note: bool = True) -> int:
     """Return the exact number of steps of the run; with `note`, cache it for `erniekit validate`.
 
-    It is not cached where recordings are heard: the steps depend on their lengths, which only reading them tells.
+    It is not cached where the model listens: the steps depend on their lengths, which only reading them tells.
     """
     steps = plan.total_steps(config.training.max_steps, config.training.num_train_epochs)
     if note and plan.dataset.audio is None:

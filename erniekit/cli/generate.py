@@ -22,7 +22,6 @@ from erniekit.terminal import escape_control_characters
 
 if TYPE_CHECKING:
     from erniekit.data.media.clip import Clip
-    from erniekit.data.templates.transcription import Request
     from erniekit.inference.engine import ChatModel
 
 CONFIGURATIONS = (".yaml", ".yml", ".json")
@@ -217,11 +216,11 @@ def model_folder(options: argparse.Namespace, parameters: Config) -> Path:
     return find_model_folder(name, hub, parameter="model_name_or_path")
 
 
-def load_model(options: argparse.Namespace, parameters: Config, request: Request | None = None) -> ChatModel:
+def load_model(options: argparse.Namespace, parameters: Config, asr_prompt: str | None = None) -> ChatModel:
     """Load MODEL, with its adapters.
 
     Args:
-        request: how it is asked for transcripts; None: as the run that trained it did.
+        asr_prompt: the words that ask it for a transcript; None: those of the run that trained it.
     """
     from erniekit.inference.engine import ChatModel
 
@@ -231,7 +230,7 @@ def load_model(options: argparse.Namespace, parameters: Config, request: Request
         ignored_keys=parameters.basic.ignore_config_keys,
         template_variables=template_variables(parameters.basic),
         quantization=_weights_in_few_bits(parameters),
-        request=request,
+        asr_prompt=asr_prompt,
     )
 
 

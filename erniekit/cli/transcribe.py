@@ -15,9 +15,9 @@ from erniekit.cli.generate import (
     select_device,
 )
 from erniekit.cli.ranks import at_least_one, parse_with_overrides
+from erniekit.inference.transcript_files import SUFFIXES, content, plan, write_transcript
 from erniekit.terminal import escape_control_characters
 
-FORMATS = ("text", "json", "srt", "vtt")
 BATCH_SIZE = 16
 
 
@@ -39,7 +39,9 @@ def run(arguments: list[str]) -> int:
         metavar="DIR|FILE",
         help="the folder of the transcripts, or for one recording the file; default: print them",
     )
-    parser.add_argument("--format", choices=FORMATS, help="of the transcripts; default: the suffix of FILE, or text")
+    parser.add_argument(
+        "--format", choices=tuple(SUFFIXES), help="of the transcripts; default: the suffix of FILE, or text"
+    )
     parser.add_argument(
         "--language", default="", metavar="xx", help="of the recordings, such as en; default: detect it"
     )
@@ -64,9 +66,7 @@ def run(arguments: list[str]) -> int:
 def _transcribe(options: argparse.Namespace) -> int:
     parameters = generation_parameters(options, names=MODEL_PARAMETERS)
     select_device(parameters)
-    from erniekit.data.templates.transcription import Request
     from erniekit.inference.transcribe import Failure, TranscriptionSettings, transcribe
-    from erniekit.inference.transcript_files import content, plan, write_transcript
 
     form = options.format or _format_of(options.output)
     output = None if options.output is None else options.output.expanduser()
@@ -76,7 +76,7 @@ def _transcribe(options: argparse.Namespace) -> int:
         _say(f"{present:,} of {len(jobs):,} transcripts are there already and stay as they are")
     if not targets:
         return 0
-    model = load_model(options, parameters, Request(options.asr_prompt) if options.asr_prompt else None)
+    model = load_model(options, parameters, options.asr_prompt or None)
     settings = TranscriptionSettings(
         options.language, options.chunk_seconds, options.batch_size, options.max_new_tokens
     )
@@ -89,7 +89,7 @@ def _transcribe(options: argparse.Namespace) -> int:
             _say(f"{progress}: cannot be transcribed")
             continue
         seconds += result.seconds
-        text, target = content(result, form, options.language), targets[result.path]
+        text, target = content(result, form, options.language or model.request.language), targets[result.path]
         if target is None:
             _print(text, f"{result.path}:" if form == "text" and len(targets) > 1 else "")
         else:
@@ -109,8 +109,6 @@ def _transcribe(options: argparse.Namespace) -> int:
 
 
 def _format_of(output: Path | None) -> str:
-    from erniekit.inference.transcript_files import SUFFIXES
-
     suffix = "" if output is None or output.is_dir() else output.suffix.lower()
     return next((form for form, own in SUFFIXES.items() if own == suffix), "text")
 

@@ -22,12 +22,7 @@ from erniekit.data.formats.table import hub_files, is_hub_dataset
 from erniekit.data.formats.unused_fields import UnusedField, UnusedFields
 from erniekit.data.media.clip import AudioInputs
 from erniekit.data.packed import DataFingerprint, PackedIndex, open_packed
-from erniekit.data.recording_facts import (
-    RecordingFacts,
-    audio_counts,
-    recordings_unchanged,
-    sound_digest,
-)
+from erniekit.data.recording_facts import RecordingFacts, audio_counts, recordings_unchanged, sound_digest
 from erniekit.data.templates.ernie import IGNORE_INDEX, Sample, Template
 from erniekit.data.token_cache import FORMAT_VERSION, MANIFEST, Metadata, TokenArrays, TokenWriter, open_or_build
 from erniekit.data.tokenize import RecordCounts, TokenizationSettings, tokenise
@@ -154,10 +149,11 @@ def open_dataset(
     Args:
         template: renders dialogues; may be None if all sources are of kind `text`.
         max_seq_len: the longest sample, in positions.
-            over_length: what to do with longer dialogues: "drop" them, "truncate_turns" (oldest first; a dialogue whose
+        over_length: what to do with longer dialogues: "drop" them, "truncate_turns" (oldest first; a dialogue whose
             last round is still too long is dropped), or "error". Plain texts are split in any case.
-            cache_dir: contains a folder for each source's tokens, named by the file's content, its kind, the tokenizer,
-            the template, max_seq_len and over_length, and for pairs max_prompt_len.
+        cache_dir: contains a folder for each source's tokens, named by the file's content, its kind, the tokenizer,
+            the template, max_seq_len and over_length, for pairs max_prompt_len, and where the model has an audio
+            encoder what that takes and where the recordings lie.
         max_prompt_len: the longest prompt of a pair; a longer one loses its oldest turns. None: no limit.
         needs_scores: every pair must have scores, and the chosen answer the higher one.
         on_bad_record: what a malformed record does: "stop" the run, or "skip" the record. Records that train nothing
@@ -166,7 +162,7 @@ def open_dataset(
         audio: what the model's audio encoder takes; None: it has none, and records with recordings are problems.
 
     Raises:
-            DataError: a record of any source is malformed (the first 20 are shown, all are counted), probabilities
+        DataError: a record of any source is malformed (the first 20 are shown, all are counted), probabilities
             cannot be used, no sample is left to train on, or the cache folder cannot be written.
     """
     check_probabilities([source.probability for source in sources])
@@ -298,9 +294,8 @@ def _builder(
         if problems.total > problems_before:
             raise _SourceSkippedError
         counts.skipped = skipped.count
-        return {
-            **_build_metadata(counts, targets, unused.found()), "skipped": skipped.first, **recordings.metadata()
-        }  # fmt: skip
+        metadata = _build_metadata(counts, targets, unused.found())
+        return {**metadata, "skipped": skipped.first, **recordings.metadata()}
 
     return build
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -27,7 +27,20 @@ from erniekit.data.tokenizers.breaks import BREAK
 if TYPE_CHECKING:
     from erniekit.data.tokenize import NumberedRecord, RecordCounts, TokenizationSettings
 
+    BlockEncoder = Callable[
+        [list[NumberedRecord], Recordings, Source, TokenizationSettings, RecordCounts, SourceProblems],
+        Iterator[tuple[int, Sample]],
+    ]
+
 MIN_SCORE_DIFFERENCE = 1e-30  # a smaller difference is 0 in float32, and its logarithm infinite
+
+
+def encoder_of(kind: str) -> BlockEncoder:
+    """Return what encodes a block of records of a kind: it yields each sample with the line of its record, adds to the
+    counts, and adds the records that cannot be used to the problems."""
+    if kind == "text":
+        return _encode_texts
+    return _encode_preferences if kind in PAIR_KINDS else _encode_conversations
 
 
 def _encode_texts(
@@ -55,7 +68,7 @@ def _encode_texts(
             yield line, Sample(full_sample.input_ids[part], full_sample.labels[part])
 
 
-def encode_conversations(
+def _encode_conversations(
     block: list[NumberedRecord],
     recordings: Recordings,
     source: Source,
@@ -63,6 +76,7 @@ def encode_conversations(
     counts: RecordCounts,
     problems: SourceProblems,
 ) -> Iterator[tuple[int, Sample]]:
+    """Encode dialogues; what is too long is dropped, shortened or refused, as `over_length` says."""
     assert settings.template is not None
     conversations = [record for _, record in block if isinstance(record, Conversation)]
     rendered = []
@@ -114,6 +128,7 @@ def _encode_preferences(
     counts: RecordCounts,
     problems: SourceProblems,
 ) -> Iterator[tuple[int, Sample]]:
+    """Encode pairs; their prompts lose their oldest rounds first."""
     assert settings.template is not None
     usable = []
     for line, record in block:
@@ -212,9 +227,6 @@ def _too_long_problem(
         return RecordProblem(str(source.path), line, "prompt", expected, f"{prompt:,}", Effect.STOP)
     expected = f"at most {settings.max_seq_len:,} tokens (max_seq_len) in prompt and both answers"
     return RecordProblem(str(source.path), line, "length", expected, f"{len(sample.input_ids):,}", Effect.STOP)
-
-
-ENCODERS = {"text": _encode_texts, **dict.fromkeys(PAIR_KINDS, _encode_preferences)}
 
 
 def _refused_problem(source: Source, line: int, error: TemplateRefusedError) -> RecordProblem:

@@ -7,13 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from erniekit.data.conversation import Conversation, PlainText, Preference, Source
-from erniekit.data.encode import ENCODERS, encode_conversations
+from erniekit.data.encode import encoder_of
 from erniekit.data.formats.format import Record
-from erniekit.data.formats.problems import (
-    Effect,
-    RecordProblem,
-    SourceProblems,
-)
+from erniekit.data.formats.problems import Effect, RecordProblem, SourceProblems
 from erniekit.data.formats.registry import FORMATS, PAIR_KINDS, recognise
 from erniekit.data.formats.unused_fields import UnusedFields
 from erniekit.data.media.clip import AudioInputs, Clip
@@ -21,10 +17,7 @@ from erniekit.data.media.errors import RecordingError, describe_clip
 from erniekit.data.overlong import character_limit, count_characters, last_rounds
 from erniekit.data.placeholders import NO_ENCODER, TEXT_ONLY, Recordings, clips_of, measure
 from erniekit.data.split import read_part
-from erniekit.data.templates.ernie import (
-    Sample,
-    Template,
-)
+from erniekit.data.templates.ernie import Sample, Template
 from erniekit.data.tokenizers.tokenizer import Tokenizer
 from erniekit.errors import DataError
 
@@ -107,10 +100,10 @@ def tokenise(
         if not problems.skips(problem):
             problems.add(problem)
             return
+    encode = encoder_of(source.kind)
     for block in _blocks(source, counts, unused, problems, block_records):
         samples: list[Sample] = []
         lines: list[int] = []
-        encode = ENCODERS.get(source.kind, encode_conversations)
         promising = _without_hopeless(block, source, settings, counts, problems)
         readable, recordings = _with_recordings(promising, source, settings, problems)
         for line, sample in encode(readable, recordings, source, settings, counts, problems):

@@ -195,7 +195,7 @@ def use_of_listener(transformers_class: str, parameters: Mapping[str, Any]) -> s
     prompt, language = parameters.get("asr_prompt"), parameters.get("asr_language")
     request = f" --asr-prompt {shlex.quote(prompt)}" if prompt and prompt != DEFAULT_PROMPT else ""
     request += f" --language {shlex.quote(language)}" if language else ""
-    return USE_LISTENER.replace("REQUEST", request).replace("CLASS", transformers_class)
+    return USE_LISTENER.replace("CLASS", transformers_class).replace("REQUEST", request)  # whatever words it has
 
 
 def _licence(base_folder: Path | None) -> dict[str, str]:

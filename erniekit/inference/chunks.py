@@ -11,6 +11,7 @@ import numpy as np
 
 from erniekit.data.media.clip import Clip
 from erniekit.data.media.recording import clip_length, read_clip
+from erniekit.data.media.recording_check import SILENCE
 
 STRETCH_SECONDS = 1800  # of sound in memory at once: 115 MB at 16,000 samples a second
 QUIET_SECONDS = 0.2  # the length of the places whose loudness is compared
@@ -28,7 +29,7 @@ class Chunk(NamedTuple):
     @property
     def is_silent(self) -> bool:
         """Whether nothing in it is louder than -80 dB of full scale, as between the parts of a recording."""
-        return not len(self.sound) or float(np.abs(self.sound).max()) < 1e-4
+        return not len(self.sound) or float(np.abs(self.sound).max()) <= SILENCE
 
 
 def read_chunks(path: Path, longest: int, sampling_rate: int) -> Iterator[Chunk]:

@@ -13,6 +13,7 @@ import paddle
 from erniekit.build.checks import answering_folders, tokenizer_folder, warn_of_unused_variables
 from erniekit.build.data import audio_inputs
 from erniekit.build.quantization import base_of_adapters
+from erniekit.build.tokenizer import warn_of_unused_request
 from erniekit.config.sections.generation import GenerationParameters
 from erniekit.data.conversation import ASSISTANT, USER, Conversation, Turn
 from erniekit.data.media.audio_batch import read_placed
@@ -56,12 +57,14 @@ class ChatModel:
 
     Attributes:
         audio: what the model's encoder takes of recordings; None: it has none.
+        request: how transcripts are asked for.
     """
 
     decoder: TextModel
     tokenizer: Tokenizer
     template: Template
     audio: AudioInputs | None = None
+    request: Request = DEFAULT_REQUEST
 
     @classmethod
     def load(
@@ -74,7 +77,7 @@ class ChatModel:
         ignored_keys: Sequence[str] = (),
         template_variables: Mapping[str, Any] | None = None,
         quantization: WeightOnly | None = None,
-        request: Request | None = None,
+        asr_prompt: str | None = None,
     ) -> ChatModel:
         """Load a model folder, an `output_dir` or a checkpoint; a folder of adapters together with its base model; or
         an exported program.
@@ -85,7 +88,8 @@ class ChatModel:
             template_variables: variables of the chat template, such as `enable_thinking`.
             quantization: how linear weights are kept in few bits; None: as they are stored, and under adapters as in
                 their training.
-            request: how transcripts are asked for; None: as in the run that trained the model.
+            asr_prompt: the words that ask for a transcript; None: those of the run that trained the model, from which
+                the language comes in any case.
 
         Raises:
             ModelFileError: a folder or one of its files is missing or damaged.
@@ -101,11 +105,14 @@ class ChatModel:
         config = ModelConfig.from_folder(folder, (*ignored_keys, *ignored_config_keys(run)))
         decoder = build_model(config, weights, adapters=adapters, seed=seed, quantization=quantization)
         audio = audio_inputs(config)
-        if audio is not None and request is None:
-            request = trained_request(adapters or folder)
-        template = chat_template(tokenizer, template_variables, request or DEFAULT_REQUEST)
+        request = DEFAULT_REQUEST if audio is None else trained_request(adapters or folder)
+        if asr_prompt is not None:
+            request = replace(request, prompt=asr_prompt)
+        template = chat_template(tokenizer, template_variables, request)
         warn_of_unused_variables(template, template_variables or {})
-        return cls(decoder, tokenizer, template, audio)
+        if asr_prompt is not None:
+            warn_of_unused_request(template, request)
+        return cls(decoder, tokenizer, template, audio, request)
 
     @classmethod
     def _open_program(

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from erniekit.data.media.clip import SOUND_SUFFIXES
 from erniekit.errors import DataError
-from erniekit.inference.transcribe import Transcript
+
+if TYPE_CHECKING:  # the words of a command need no model
+    from erniekit.inference.transcribe import Transcript
 
 SUFFIXES = {"text": ".txt", "json": ".json", "srt": ".srt", "vtt": ".vtt"}
-# Of files in folders that are taken for recordings; those that libsndfile cannot read are told at the end.
-SOUND_SUFFIXES = frozenset(
-    {".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus", ".aif", ".aiff", ".au", ".caf", ".w64", ".rf64"}
-    | {".m4a", ".mp4", ".aac", ".wma", ".webm", ".amr"}
-)
 
 
 class Job(NamedTuple):
@@ -91,14 +90,15 @@ def write_transcript(text: str, target: Path) -> None:
     except OSError as error:
         raise DataError(f"{target}: cannot be written: {error.strerror or error}") from None
     finally:
-        temp_path.unlink(missing_ok=True)
+        with suppress(OSError):  # it is there only if something went wrong
+            temp_path.unlink()
 
 
 def content(transcript: Transcript, form: str, language: str = "") -> str:
     """Return a transcript as a file of this format has it. Times are those of its chunks.
 
     - `text`: the whole in one line.
-    - `json`: `file`, `seconds`, `language` (the one that was asked for; null where the model was left to detect it),
+    - `json`: `file`, `seconds`, `language` (of the request; null where the model was left to detect it),
       `text`, `chunks` (`start`, `end`, `text`, and `cut` where the model did not end), `real_time_factor` (seconds of
       computing for each second of sound: 0.1 is ten times as fast as listening).
     - `srt`, `vtt`: subtitles, one for each chunk in which something is said.

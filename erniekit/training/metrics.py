@@ -17,7 +17,7 @@ class Totals:
     sums: dict[str, float] = field(default_factory=dict)
     tokens: int = 0  # tokens read, without padding
     seconds: float = 0.0
-    audio_seconds: float = 0.0  # of recordings heard
+    audio_seconds: float = 0.0  # of recordings that were read
 
     def add(self, other: Totals) -> None:
         self.loss_sum += other.loss_sum

@@ -23,7 +23,7 @@ class TrainResult:
     evaluation: EvaluationResult | None  # the last one
     stopped_by: int | None  # the signal that ended the run early
     best: BestSoFar = field(default_factory=BestSoFar)
-    audio_seconds: float = 0.0  # of recordings heard
+    audio_seconds: float = 0.0  # of recordings that were read
 
     @property
     def exit_code(self) -> int:

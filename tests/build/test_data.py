@@ -16,11 +16,13 @@ from erniekit.build.data import evaluates, evaluation_dataset, evaluation_plan
 from erniekit.build.model import open_tokenizer
 from erniekit.build.step_count import cached_step_count
 from erniekit.config import Config
+from erniekit.data.media import log_mel
 from erniekit.data.media.audio_batch import window_states
 from erniekit.data.media.clip import AudioInputs
 from erniekit.data.split import Split
 from erniekit.distributed.mesh import SINGLE_PROCESS_MESH
 from erniekit.distributed.topology import Topology
+from erniekit.model import processor_files
 from erniekit.model.architectures.architecture import EncoderInput
 from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.architectures.registry import ARCHITECTURES
@@ -286,3 +288,9 @@ def test_what_others_read_is_broadcast(make_config: Callable[..., Config], monke
         assert (rank.batch_source is data.local_batches) != central
         assert data.broadcast_dataset_index(config, mesh, own) is own
         assert len(asked) == groups
+
+
+def test_features_are_computed_as_the_files_of_processors_say():
+    """`model` and `data` never import each other, so each has these numbers."""
+    said = (processor_files.HOP, processor_files.SAMPLING_RATE, processor_files.N_FFT)
+    assert said == (AudioInputs.hop, AudioInputs.sampling_rate, log_mel.N_FFT)

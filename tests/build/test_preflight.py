@@ -41,7 +41,8 @@ def _listen(folder: Path) -> None:
     """Make the folder that of a model with an audio encoder of 3 heads, without weights."""
     text = {**VOXTRAL["text_config"], "vocab_size": 4096}
     audio = {**VOXTRAL["audio_config"], "hidden_size": 12, "intermediate_size": 24, "num_attention_heads": 3}
-    (folder / "config.json").write_text(json.dumps({**VOXTRAL, "text_config": text, "audio_config": audio}))
+    values = {**VOXTRAL, "audio_token_id": 5, "text_config": text, "audio_config": audio}  # a control token
+    (folder / "config.json").write_text(json.dumps(values))
     (folder / WEIGHTS).unlink()
 
 
@@ -89,9 +90,9 @@ CASES: dict[str, tuple[Change, dict[str, Any], str]] = {
     "a part that is not there": (lambda folder: None, {"freeze_config": "freeze_audio"}, "has no audio encoder"),
     "nothing to train": (lambda folder: None, {"freeze_config": "freeze_llm"}, "leaves nothing to train"),
     "no adapters to train": (lambda folder: None, LORA | {"freeze_config": "freeze_llm"}, "leaves nothing to train"),
-    "a model that hears": (_listen, {"freeze_config": "freeze_audio", "audio_lr_ratio": 0.1}, ""),
-    "images of a model that hears": (_listen, {"freeze_config": "freeze_vision"}, "voxtral has no vision encoder"),
-    "all parts of a model that hears": (
+    "a model that listens": (_listen, {"freeze_config": "freeze_audio", "audio_lr_ratio": 0.1}, ""),
+    "images of a model that listens": (_listen, {"freeze_config": "freeze_vision"}, "voxtral has no vision encoder"),
+    "all parts of a model that listens": (
         _listen, {"freeze_config": "freeze_audio freeze_aligner freeze_llm"}, "leaves nothing to train",
     ),
     "a layer of an encoder without its name": (_listen, LORA | {"lora_target_modules": "fc1"}, "begin with that"),

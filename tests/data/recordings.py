@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-import soundfile
-
 from erniekit.data.conversation import Conversation, Turn
 from erniekit.data.media.clip import AudioInputs, Clip
 from erniekit.data.templates.ernie import Segment, TemplateRefusedError
 from erniekit.data.tokenizers.tokenizer import Tokenizer
+from tests.data.media.sounds import RATE, tone, write
 
-RATE = 16_000
 PLACEHOLDER = "<mask:0>"
 WINDOW_FRAMES = 20  # of 10 ms
 
@@ -28,18 +25,12 @@ def audio_inputs(tokenizer: Tokenizer) -> AudioInputs:
 def write_recording(path: Path, seconds: float, *, rate: int = RATE, pitch: float = 440.0) -> Path:
     """Write a tone."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    times = np.arange(round(seconds * rate)) / rate
-    soundfile.write(path, 0.5 * np.sin(2 * np.pi * pitch * times), rate)
-    return path
+    return Path(write(path, tone(seconds, rate, pitch), rate))
 
 
 def marked(turn: Turn, mark: str = PLACEHOLDER) -> str:
     """The text of a turn with a mark where each clip stands."""
-    text, end = "", 0
-    for offset, _ in turn.clips:
-        text += turn.content[end:offset] + mark
-        end = offset
-    return text + turn.content[end:]
+    return "".join(part if isinstance(part, str) else mark for part in turn.parts)
 
 
 class ListeningTemplate:

@@ -126,7 +126,7 @@ def test_rows_of_a_data_set_of_the_hub(tmp_path):
 HUB = """
 import json, sys
 from erniekit.data.formats.registry import read_records
-from erniekit.data.media.arrow_bytes import read_bytes
+from erniekit.data.media.stored_bytes import read_bytes
 clips = [record.clips[0] for _, record in read_records(sys.argv[1], "asr")]
 print(json.dumps([read_bytes(clip).decode() for clip in clips if clip.row >= 0] + [clips[-1].path]))
 """

@@ -1,4 +1,4 @@
-"""Models that hear on every kind of layout: losses, norms and weights are those of one process."""
+"""Models that listen on every kind of layout: losses, norms and weights are those of one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model that hears is saved and exported with the files from which other programs make its features."""
+"""A model that listens is saved and exported with the files from which other programs make its features."""
 
 from __future__ import annotations
 

@@ -13,7 +13,9 @@ import soundfile
 
 from erniekit.data.conversation import USER, Conversation, Turn
 from erniekit.data.media.clip import Clip, ContentClip
+from erniekit.data.templates.transcription import Request
 from erniekit.errors import DataError
+from erniekit.export.trained_model import PARAMETERS_FILE
 from erniekit.inference import transcribe as module
 from erniekit.inference.engine import ChatModel
 from erniekit.inference.sampling import Sampling
@@ -170,10 +172,20 @@ def test_folders_keep_their_shape(tmp_path: Path) -> None:
         plan([tmp_path / "in/a.mp3"], tmp_path / "one.txt", "text")
     with pytest.raises(DataError, match="never overwritten"):
         write_transcript("new", tmp_path / "one.txt")
+    with pytest.raises(DataError, match=r"one\.txt/inner\.txt: cannot be written"):  # below a file
+        write_transcript("new", tmp_path / "one.txt/inner.txt")
     assert (tmp_path / "one.txt").read_text() == "kept" and not list(tmp_path.glob(".writing*"))
 
 
-def test_voxtral_is_told_the_language(tmp_path: Path, folder: Path) -> None:
+def test_other_words_leave_the_language_of_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = listener_folder(tmp_path)
+    (model / PARAMETERS_FILE).write_text("asr_prompt: 'Write {language}:'\nasr_language: de\n")
+    assert ChatModel.load(model).request == Request("Write {language}:", "de")
+    assert ChatModel.load(model, asr_prompt="In {language}:").request == Request("In {language}:", "de")
+    assert "no effect" not in caplog.text
+
+
+def test_voxtral_is_told_the_language(tmp_path: Path, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     base = write_tekken(tmp_path / "voxtral")
     shape = {
         **VOXTRAL,
@@ -181,7 +193,8 @@ def test_voxtral_is_told_the_language(tmp_path: Path, folder: Path) -> None:
         "audio_config": {**VOXTRAL["audio_config"], "max_source_positions": 20},
     }
     save_model_folder(build_model(ModelConfig.from_json(shape), None, seed=3), base)
-    voxtral = ChatModel.load(base)
+    voxtral = ChatModel.load(base, asr_prompt="Write:")
+    assert "no effect: asr_prompt, because the request for transcripts of this model has no words" in caplog.text
     asked: list[str] = []
     answer_batch = ChatModel.answer_batch
 

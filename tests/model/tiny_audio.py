@@ -1,4 +1,4 @@
-"""Tiny models that hear, and batches for them whose spectrograms are noise."""
+"""Tiny models that listen, and batches for them whose spectrograms are noise."""
 
 from __future__ import annotations
 

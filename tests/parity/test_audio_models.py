@@ -1,4 +1,4 @@
-"""Models that hear against transformers: logits, gradients, greedy text, folders in both directions."""
+"""Models that listen against transformers: logits, gradients, greedy text, folders in both directions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adapters of models that hear, against peft: encoder, projector and decoder, files both ways, merged models."""
+"""Adapters of models that listen, against peft: encoder, projector and decoder, files both ways, merged models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loss of a model that hears: packed documents are single ones, and the order of windows does not matter."""
+"""The loss of a model that listens: packed documents are single ones, and the order of windows does not matter."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def config() -> dict[str, Any]:
 
 @cache
 def listening_files() -> dict[str, bytes]:
-    """Return the files of a model that hears, but for its weights: Tekken's tokenizer, and settings of features."""
+    """Return the files of a model that listens, but for its weights: Tekken's tokenizer, and settings of features."""
     vocabulary = [bytes([number]) for number in range(256)] + [b"in", b"er", b"the"]
     names = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[BEGIN_AUDIO]"]
     special = [*names, "[AUDIO]", "[TRANSCRIBE]", "<pad>"]

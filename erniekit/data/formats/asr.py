@@ -8,7 +8,7 @@ import re
 from erniekit.data.conversation import ASSISTANT, USER, Conversation, Turn
 from erniekit.data.formats.problems import MalformedError, describe_value, parse_answer, parse_text, shorten
 from erniekit.data.formats.recordings import EXPECTED, parse_recording
-from erniekit.data.media.clip import Clip, ContentClip
+from erniekit.data.media.clip import SOUND_SUFFIXES, Clip, ContentClip
 
 # The names of the recording and of its transcript, the first of which counts that a record has.
 OWN_RECORDING_FIELDS = ("audio_path", "audio_filepath", "audio", "wav")  # here; NeMo's manifests; datasets; WeNet
@@ -18,7 +18,6 @@ TEXT_FIELDS = ("text", "transcription", "sentence", "transcript", "normalized_te
 START_FIELDS = ("start", "offset")  # the second is NeMo's
 LANGUAGE_FIELDS = ("language", "lang")
 STRETCH_FIELDS = (*START_FIELDS, "end", "duration")
-SOUND_SUFFIXES = (".wav", ".flac", ".mp3", ".ogg", ".opus", ".m4a", ".aac", ".aiff", ".aif", ".wma", ".webm", ".mp4")
 _DIALOGUE_FIELDS = ("messages", "conversations", "instruction", "prompt", "src")
 _LANGUAGE = re.compile(r"[A-Za-z][\w -]{0,39}", re.ASCII)
 

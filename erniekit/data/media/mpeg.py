@@ -6,6 +6,8 @@ file with changing bit rates and no such frame, or of two files joined, it gives
 
 from __future__ import annotations
 
+from mmap import mmap
+
 # kbit/s by the four bits of a header: (version is 1, layer) -> the row. Index 0 is "free", 15 is forbidden.
 _BIT_RATES = {
     (True, 1): (0, 32, 64, 96, 128, 160, 192, 224, 256, 288, 320, 352, 384, 416, 448),
@@ -16,12 +18,10 @@ _BIT_RATES = {
     (False, 3): (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
 }
 _RATES = {3: (44_100, 48_000, 32_000), 2: (22_050, 24_000, 16_000), 0: (11_025, 12_000, 8_000)}  # by version bits
-MAX_TRIMMED = (
-    2 * 4095 + 1152
-)  # samples that the first frame may declare as the encoder's delay and padding, and a frame
+MAX_TRIMMED = 2 * 4095 + 1152  # samples: the delay and the padding that the first frame may declare, and a frame
 
 
-def sample_count(data: bytes) -> int | None:
+def sample_count(data: bytes | mmap) -> int | None:
     """Return the samples of each channel, before the encoder's delay and padding are taken off.
 
     None: the frames cannot be counted, because the bit rate is "free".
@@ -40,7 +40,9 @@ def sample_count(data: bytes) -> int | None:
         if not size:
             return None
         following = position + size
-        in_step = following + 4 > end or _frame(data, following) is not None or data.startswith(b"TAG", following)
+        in_step = (
+            following + 4 > end or _frame(data, following) is not None or data[following : following + 3] == b"TAG"
+        )
         if not in_step and first:  # bytes that look like a header
             position += 1
             continue
@@ -51,9 +53,9 @@ def sample_count(data: bytes) -> int | None:
     return samples
 
 
-def _after_tag(data: bytes) -> int:
+def _after_tag(data: bytes | mmap) -> int:
     """Return where the ID3v2 tag at the beginning ends."""
-    if not data.startswith(b"ID3") or len(data) < 10:
+    if data[:3] != b"ID3" or len(data) < 10:
         return 0
     size = 0
     for byte in data[6:10]:
@@ -66,7 +68,7 @@ def _describes_file(frame: bytes) -> bool:
     return any(mark in frame[:64] for mark in (b"Xing", b"Info", b"VBRI"))
 
 
-def _frame(data: bytes, position: int) -> tuple[int, int] | None:
+def _frame(data: bytes | mmap, position: int) -> tuple[int, int] | None:
     """Return bytes (0: unknown) and samples of the frame whose header is at `position`; None if there is no header."""
     if position + 4 > len(data) or data[position] != 0xFF or data[position + 1] & 0xE0 != 0xE0:
         return None

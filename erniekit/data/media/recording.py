@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from io import BytesIO
-from pathlib import Path
+from mmap import ACCESS_READ, mmap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from erniekit.data.media import arrow_bytes, mpeg, parquet_bytes
+from erniekit.data.media import mpeg, stored_bytes
 from erniekit.data.media.clip import Clip
 from erniekit.data.media.errors import INSTALL, RecordingError, describe_clip
 from erniekit.errors import DataError
@@ -40,8 +40,8 @@ _CUT = re.compile(r"^\s*(?:data|SSND) : (\d+) \(should be (\d+)\)", re.MULTILINE
 _CONVERT = "ffmpeg -i OLD -ac 1 -ar 16000 NEW.flac"
 
 
-class Section(NamedTuple):
-    """The part of a recording that a clip names, in frames of the file (one sample of each channel)."""
+class Stretch(NamedTuple):
+    """What a clip names of a recording, in frames of the file (one sample of each channel)."""
 
     first: int
     frames: int
@@ -52,7 +52,7 @@ class Section(NamedTuple):
 def clip_length(clip: Clip, sampling_rate: int = 16_000) -> int:
     """Return the number of samples that `read_clip` gives, found in the header of the file: nothing is decoded.
 
-    A section of n frames with f frames a second gives ceil(n sampling_rate / f) samples. The headers of all MPEG
+    A clip of n frames with f frames a second gives ceil(n sampling_rate / f) samples. The headers of all MPEG
     frames are read, too, because an MP3 file need not say how long it is.
 
     Raises:
@@ -60,7 +60,7 @@ def clip_length(clip: Clip, sampling_rate: int = 16_000) -> int:
         DataError: a package is missing.
     """
     with _opened(clip) as file:
-        return _resampled(_section(clip, file), sampling_rate)
+        return _resampled(_stretch(clip, file), sampling_rate)
 
 
 def read_clip(clip: Clip, sampling_rate: int = 16_000) -> np.ndarray:
@@ -77,8 +77,8 @@ def read_clip(clip: Clip, sampling_rate: int = 16_000) -> np.ndarray:
             or values that are no sound.
         DataError: a package is missing.
     """
-    with decoding(clip) as (section, blocks):
-        sound = _resample((_mean_channel(block) for block in blocks), section, sampling_rate)
+    with decoding(clip) as (stretch, blocks):
+        sound = _resample((_mean_channel(block) for block in blocks), stretch, sampling_rate)
     peak = float(np.abs(sound).max())
     if not peak <= MAX_AMPLITUDE:
         got = "NaN or infinity" if not math.isfinite(peak) else f"{peak:,.0f}"
@@ -87,23 +87,23 @@ def read_clip(clip: Clip, sampling_rate: int = 16_000) -> np.ndarray:
 
 
 @contextmanager
-def decoding(clip: Clip) -> Iterator[tuple[Section, Iterator[np.ndarray]]]:
+def decoding(clip: Clip) -> Iterator[tuple[Stretch, Iterator[np.ndarray]]]:
     """Open a clip to decode it: which frames of the file it is, and their blocks, float32[n, channels].
 
     Raises:
         RecordingError: as `read_clip`, also while the blocks are read; their values are not looked at.
     """
     with _opened(clip) as file:
-        section = _section(clip, file)
+        stretch = _stretch(clip, file)
         try:
-            _seek(file, section.first)
-            yield section, _blocks(clip, file, section.frames)
+            _seek(file, stretch.first)
+            yield stretch, _blocks(clip, file, stretch.frames)
         except _decoding_errors() as error:
             raise RecordingError(clip, "a whole recording", f"a damaged or cut off one ({_reason(error)})") from None
 
 
-def _resampled(section: Section, sampling_rate: int) -> int:
-    return -(-section.frames * sampling_rate // section.rate)
+def _resampled(stretch: Stretch, sampling_rate: int) -> int:
+    return -(-stretch.frames * sampling_rate // stretch.rate)
 
 
 @contextmanager
@@ -134,8 +134,7 @@ def recording_source(clip: Clip) -> str | BytesIO:
         RecordingError: there is no such file or row, it may not be read, or it is empty.
     """
     if clip.row >= 0:
-        stored = arrow_bytes if clip.path.endswith(".arrow") else parquet_bytes
-        return BytesIO(stored.read_bytes(clip))
+        return BytesIO(stored_bytes.read_bytes(clip))
     try:
         mode = os.stat(clip.path).st_mode
     except FileNotFoundError:
@@ -164,7 +163,7 @@ def _reason(error: Exception) -> str:
     return str(own or error).removeprefix("Error : ").strip().rstrip(".")
 
 
-def _section(clip: Clip, file: Any) -> Section:
+def _stretch(clip: Clip, file: Any) -> Stretch:
     """Return which frames of the file the clip names.
 
     Raises:
@@ -194,7 +193,7 @@ def _section(clip: Clip, file: Any) -> Section:
     if last - first > MAX_SECONDS * rate:
         expected = f"at most {MAX_SECONDS // 3600} hours (name a `start` and an `end`)"
         raise RecordingError(clip, expected, f"{(last - first) / rate / 3600:,.0f} hours")
-    return Section(first, last - first, rate, file.format)
+    return Stretch(first, last - first, rate, file.format)
 
 
 def _check_mpeg(clip: Clip, file: Any, source: str | BytesIO) -> None:
@@ -210,10 +209,11 @@ def _check_mpeg(clip: Clip, file: Any, source: str | BytesIO) -> None:
         raise RecordingError(clip, f"{header:.2f} s, as the first frame says or its bit rate lets expect", got)
 
 
-@lru_cache(maxsize=1024)  # sections of one recording follow each other
+@lru_cache(maxsize=1024)  # clips of one recording follow each other
 def _mpeg_samples(path: str, size: int, changed: int) -> int | None:
     """Return the samples of an MP3 file; `size` and `changed` tell its states apart."""
-    return mpeg.sample_count(Path(path).read_bytes())
+    with open(path, "rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:  # hours of sound may be large
+        return mpeg.sample_count(content)
 
 
 def _seek(file: Any, frame: int) -> None:
@@ -261,16 +261,16 @@ def _mean_channel(block: np.ndarray) -> np.ndarray:
     return block[:, 0] if channels == 1 else np.einsum("nc->n", block) / np.float32(channels)  # faster than `mean`
 
 
-def _resample(blocks: Iterator[np.ndarray], section: Section, sampling_rate: int) -> np.ndarray:
+def _resample(blocks: Iterator[np.ndarray], stretch: Stretch, sampling_rate: int) -> np.ndarray:
     """Join the blocks at the wanted rate. What the filter needs behind the end is silence."""
-    if section.rate == sampling_rate:
+    if stretch.rate == sampling_rate:
         return np.concatenate(list(blocks))
     try:
         import soxr
     except ImportError:
-        needed = f"recordings of {section.rate} samples a second: to resample them, install soxr ({INSTALL})"
+        needed = f"recordings of {stretch.rate} samples a second: to resample them, install soxr ({INSTALL})"
         raise DataError(needed) from None
-    stream = soxr.ResampleStream(section.rate, sampling_rate, 1, dtype="float32")
+    stream = soxr.ResampleStream(stretch.rate, sampling_rate, 1, dtype="float32")
     parts = [stream.resample_chunk(block) for block in blocks]
-    parts.append(stream.resample_chunk(np.zeros(2 + 2 * section.rate // sampling_rate, np.float32), last=True))
-    return np.concatenate(parts)[: _resampled(section, sampling_rate)]
+    parts.append(stream.resample_chunk(np.zeros(2 + 2 * stretch.rate // sampling_rate, np.float32), last=True))
+    return np.concatenate(parts)[: _resampled(stretch, sampling_rate)]

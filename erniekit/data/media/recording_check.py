@@ -9,12 +9,12 @@ import numpy as np
 
 from erniekit.data.media.clip import Clip
 from erniekit.data.media.errors import RecordingError
-from erniekit.data.media.recording import Section, decoding, read_clip, recording_source
+from erniekit.data.media.recording import Stretch, decoding, read_clip, recording_source
 
 SILENCE = 1e-4  # the loudest sample of a silent recording: -80 dB of full scale
 FULL_SCALE = 0.9999
 MAX_OVERLOADED = 0.01  # of the samples; of a sine that just reaches full scale 0.9% do
-MAX_SKIPPED = 300  # seconds of an MP3 file that are decoded before a section
+MAX_SKIPPED = 300  # seconds of an MP3 file that are decoded before a clip
 DURATION_TOLERANCE = 0.1  # seconds, and
 DURATION_SHARE = 0.01  # of the duration: codecs pad, and lists round
 FRAME = 0.02  # seconds over which loudness is measured
@@ -30,7 +30,7 @@ def recording_problems(clip: Clip, sampling_rate: int = 16_000) -> list[Recordin
     - It is overloaded: more than 1% of the samples of a channel lie at full scale.
     - It breaks off: its last 20 ms are at least as loud as the whole is on average, although it has pauses (2% of it at
       least 20 dB below that average); or an Ogg file lacks the page that ends it.
-    - It is a section of an MP3 file more than 5 minutes behind the beginning, from which each reading decodes.
+    - It begins more than 5 minutes behind the beginning of an MP3 file, from which each reading decodes.
     - Its duration differs from what the record says by more than 0.1 s and 1%.
 
     These are no errors: training reads such recordings.
@@ -48,12 +48,12 @@ def recording_problems(clip: Clip, sampling_rate: int = 16_000) -> list[Recordin
     if peak <= SILENCE:
         told = f"silence (peak {20 * np.log10(peak):.0f} dB)" if peak else "silence (every sample is 0)"
         return [*found, RecordingError(clip, "sound", told)]
-    section, at_full_scale = _full_scale(clip)
+    stretch, at_full_scale = _full_scale(clip)
     if at_full_scale > MAX_OVERLOADED:
         expected = f"at most {MAX_OVERLOADED:.0%} of the samples at full scale"
         found.append(RecordingError(clip, expected, f"{at_full_scale:.1%}: the recording is overloaded (clipped)"))
-    if section.format == "MP3" and section.first > MAX_SKIPPED * section.rate:
-        told = "MP3, which is decoded from its beginning for every section: convert it, `ffmpeg -i OLD.mp3 NEW.flac`"
+    if stretch.format == "MP3" and stretch.first > MAX_SKIPPED * stretch.rate:
+        told = "MP3, which is decoded from its beginning for every clip: convert it, `ffmpeg -i OLD.mp3 NEW.flac`"
         found.append(RecordingError(clip, "a format that can be entered anywhere", told))
     if _lacks_last_page(clip):
         found.append(RecordingError(clip, "a last page of the Ogg file", "none: the file is cut off"))
@@ -64,13 +64,13 @@ def recording_problems(clip: Clip, sampling_rate: int = 16_000) -> list[Recordin
     return found
 
 
-def _full_scale(clip: Clip) -> tuple[Section, float]:
+def _full_scale(clip: Clip) -> tuple[Stretch, float]:
     """Return where a clip is, and the share of its samples at full scale, of the channel that has most."""
     count: np.ndarray | int = 0
-    with decoding(clip) as (section, blocks):
+    with decoding(clip) as (stretch, blocks):
         for block in blocks:
             count = count + np.count_nonzero(np.abs(block) >= FULL_SCALE, axis=0)
-    return section, float(np.max(count)) / section.frames
+    return stretch, float(np.max(count)) / stretch.frames
 
 
 def _breaks_off(sound: np.ndarray, sampling_rate: int) -> bool:
@@ -85,7 +85,7 @@ def _breaks_off(sound: np.ndarray, sampling_rate: int) -> bool:
 
 
 def _lacks_last_page(clip: Clip) -> bool:
-    """Return whether the last page of an Ogg file is not marked as such. A section may end before it."""
+    """Return whether the last page of an Ogg file is not marked as such. A clip may end before it."""
     source = recording_source(clip)
     if isinstance(source, BytesIO):
         head, tail = source.getvalue()[:4], source.getvalue()[-_OGG_TAIL:]
@@ -95,6 +95,5 @@ def _lacks_last_page(clip: Clip) -> bool:
             file.seek(max(0, os.path.getsize(source) - _OGG_TAIL))
             tail = file.read()
     last = tail.rfind(b"OggS")
-    return (
-        head == b"OggS" and clip.end is None and (last < 0 or not tail[last + 5 : last + 6] or not tail[last + 5] & 4)
-    )
+    ends = last >= 0 and len(tail) > last + 5 and tail[last + 5] & 4
+    return head == b"OggS" and clip.end is None and not ends

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -157,7 +158,7 @@ def _special_tokens(values: dict[str, Any], number: int) -> list[str]:
         raise _FieldError(f"special_tokens: {len(texts)} are more than config.default_num_special_tokens, {number}")
     texts += [f"<SPECIAL_{place}>" for place in range(len(texts), number)]
     if len(set(texts)) < len(texts):
-        twice = next(text for place, text in enumerate(texts) if text in texts[:place])
+        twice = next(text for text, count in Counter(texts).items() if count > 1)
         raise _FieldError(f"special_tokens: {twice!r} is there twice")
     for name in ("bos_token", "eos_token"):
         if NAMES[name] not in texts:

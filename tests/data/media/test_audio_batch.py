@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -33,6 +35,12 @@ def test_windows_and_states_of_a_length(length, count):
     in_window = np.bincount(states // 10, minlength=len(frames))
     assert in_window.tolist() == [inputs.tokens_of(each) for each in frames]
     assert all(state % 10 < in_window[state // 10] for state in states.tolist())
+
+
+def test_a_fingerprint_knows_every_count():
+    inputs = inputs_of("real", 3000)
+    one_other = replace(inputs, tokens_of=lambda frames: COUNTS["real"](frames) + (frames == 1234))
+    assert inputs.fingerprint == inputs_of("real", 3000).fingerprint != one_other.fingerprint
 
 
 def test_windows_are_cut_from_the_spectrogram_of_the_whole_recording():

@@ -81,7 +81,7 @@ def test_a_tone_that_the_rate_cannot_hold_is_gone(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["s.wav", "s.flac", "s.ogg", "s.mp3"])
-def test_sections_are_those_of_the_whole_recording(tmp_path, name):
+def test_clips_are_stretches_of_the_whole_recording(tmp_path, name):
     path = write(tmp_path / name, noise(3 * 44_100, 2), 44_100)
     whole = read_clip(Clip(path), 44_100)
     for start, end in ((0.0, 0.5), (1.25, 2.5), (2.9, None)):
@@ -195,7 +195,7 @@ def test_mp3_whose_header_tells_a_wrong_length_is_refused(tmp_path):
     assert clip_length(Clip(str(path))) == len(read_clip(Clip(str(path)))) == len(sound)
 
 
-def test_sections_outside_of_the_recording_are_refused(tmp_path):
+def test_clips_outside_of_the_recording_are_refused(tmp_path):
     path = write(tmp_path / "s.wav", tone(1.0))
     for start, end in ((1.0, None), (-0.1, None), (np.nan, None), (0.5, 0.5), (0.5, 0.2), (0.0, 1.2), (0.1, 0.10001)):
         assert "expected" in refusal(Clip(path, start, end))

@@ -1,4 +1,4 @@
-"""Models that hear on a layout against one process: the same batches, some of them without a recording."""
+"""Models that listen on a layout against one process: the same batches, some of them without a recording."""
 
 from __future__ import annotations
 
