@@ -32,7 +32,8 @@ class WhisperEncoder(nn.Layer):
 
     Args:
         pooled: how many states in a row become their mean before the last norm.
-        states_of_frames: the number of states of so many frames of sound, beyond which nothing is attended to.
+        states_of_frames: the number of states of so many frames of sound, beyond which nothing is attended to. Those
+            that no window of a batch has are not computed, and are zeros in what is returned.
     """
 
     def __init__(
@@ -63,8 +64,11 @@ class WhisperEncoder(nn.Layer):
             frames_A: int32, the frames of each window that are sound; the others are its padding.
             recompute: in training, layers keep only their input and compute the rest again in backward.
         """
+        all_states = features_AMT.shape[2] // FRAMES_PER_STATE
+        heard = self._heard_states(frames_A, all_states)
+        features_AMT = features_AMT[:, :, : heard * FRAMES_PER_STATE + KERNEL - 1]  # all that these states depend on
         x_AHT = F.gelu(self.conv1(features_AMT.astype(self.conv1.weight.dtype)))
-        x_ASH = F.gelu(self.conv2(x_AHT)).transpose([0, 2, 1])
+        x_ASH = F.gelu(self.conv2(x_AHT)).transpose([0, 2, 1])[:, :heard]
         x_ASH = self.embed_positions(x_ASH)
         plan = self._attention_plan(frames_A, x_ASH.shape[1])
         for layer in self.layers:
@@ -73,7 +77,16 @@ class WhisperEncoder(nn.Layer):
             windows, states, channels = x_ASH.shape
             whole = states // self.pooled
             x_ASH = x_ASH[:, : whole * self.pooled].reshape([windows, whole, self.pooled, channels]).mean(2)
-        return self.layer_norm(x_ASH)
+        x_ASH = self.layer_norm(x_ASH)
+        left_out = all_states // self.pooled - x_ASH.shape[1]
+        return F.pad(x_ASH, [0, left_out], data_format="NLC") if left_out else x_ASH
+
+    def _heard_states(self, frames_A: paddle.Tensor, states: int) -> int:
+        """Return how many states of the windows are computed: where nothing attends to those of silence, as many as the
+        longest sound of the batch has."""
+        if self.states_of_frames is None:
+            return states
+        return max(self.pooled, self.states_of_frames(int(frames_A.max())))
 
     def _attention_plan(self, frames_A: paddle.Tensor, states: int) -> AttentionPlan:
         """Let all queries of a window see the keys of its sound: FlashMask's rows [start, S) and [0, end) are hidden
@@ -96,7 +109,7 @@ class Positions(nn.Layer):
         self.weight.stop_gradient = True
 
     def forward(self, x_ASH: paddle.Tensor) -> paddle.Tensor:
-        return x_ASH + self.weight.astype(x_ASH.dtype)
+        return x_ASH + self.weight[: x_ASH.shape[1]].astype(x_ASH.dtype)
 
 
 class WhisperEncoderLayer(nn.Layer):
