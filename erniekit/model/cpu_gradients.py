@@ -20,7 +20,7 @@ from erniekit.model.norm import expand_like
 
 def linear(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None) -> paddle.Tensor:
     """Compute x W + b."""
-    if bias is None or not _needs_own(bias):
+    if bias is None or kernels.fused_kernels().linear or not _needs_own(bias):
         return kernels.linear(x, weight, bias)
     return _AddBias.apply(F.linear(x, weight), bias)
 
@@ -33,7 +33,9 @@ def add_bias(x: paddle.Tensor, bias: paddle.Tensor) -> paddle.Tensor:
 def gelu(x: paddle.Tensor) -> paddle.Tensor:
     """Compute x times the normal distribution's probability of less than x (Hendrycks and Gimpel, 2016,
     arXiv:1606.08415)."""
-    return _GELU.apply(x) if _needs_own(x) else F.gelu(x)
+    if _needs_own(x):
+        return _GELU.apply(x)
+    return _probability(x).multiply_(x) if _is_on_cpu() else F.gelu(x)  # the same values with a gradient and without
 
 
 class LayerNorm(nn.LayerNorm):
@@ -46,9 +48,11 @@ class LayerNorm(nn.LayerNorm):
 
 
 def _needs_own(*inputs: paddle.Tensor) -> bool:
-    if not paddle.in_dynamic_mode() or paddle.get_device() != "cpu" or not paddle.is_grad_enabled():
-        return False
-    return any(needs_grad(*inputs))
+    return _is_on_cpu() and paddle.is_grad_enabled() and any(needs_grad(*inputs))
+
+
+def _is_on_cpu() -> bool:
+    return paddle.in_dynamic_mode() and paddle.get_device() == "cpu"
 
 
 def _column_sums(rows: paddle.Tensor) -> paddle.Tensor:
@@ -73,7 +77,7 @@ class _GELU(PyLayer):
 
     @staticmethod
     def forward(ctx, x):  # type: ignore[no-untyped-def]
-        probability = paddle.erf(x * math.sqrt(0.5)).scale_(0.5, bias=0.5)
+        probability = _probability(x)
         density = paddle.square(x).scale_(-0.5, bias=-0.5 * math.log(2 * math.pi)).exp_()
         ctx.save_for_backward(density.multiply_(x).add_(probability))
         return probability.multiply_(x)
@@ -82,6 +86,11 @@ class _GELU(PyLayer):
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
         (slope,) = ctx.saved_tensor()
         return grad * slope
+
+
+def _probability(x: paddle.Tensor) -> paddle.Tensor:
+    """Return the normal distribution's probability of less than x."""
+    return paddle.erf(x * math.sqrt(0.5)).scale_(0.5, bias=0.5)
 
 
 class _LayerNormFunction(PyLayer):
