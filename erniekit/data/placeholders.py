@@ -23,7 +23,6 @@ from erniekit.errors import DataError
 
 MAX_THREADS = 8  # that read the headers of recordings; they wait for the disk
 NO_ENCODER = "a recording, but the model of model_name_or_path has no audio encoder"
-_BEHIND = "a recording behind the last trained turn of one of the answers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +80,7 @@ class Recordings:
             if not own and taken == len(places):
                 break
             if len(own) < count or own[-1] - own[0] != count - 1:
-                raise TemplateRefusedError(_BEHIND)
+                raise TemplateRefusedError("a recording whose placeholders do not stand one after the other")
             placed.append(PlacedClip(clip, own[0], count, self.lengths[clip]))
             taken += count
         if taken != len(places):
@@ -98,23 +97,17 @@ class Recordings:
             return sample
         if (sample.labels == self.inputs.placeholder_id).any():
             raise TemplateRefusedError("a recording in a trained answer; models read recordings, and answer in text")
-        placed = self.place(sample.input_ids.tolist(), clips)
-        if sample.pair is not None and len(placed) < len(clips):
-            raise TemplateRefusedError(_BEHIND)
-        return replace(sample, clips=placed)
+        return replace(sample, clips=self.place(sample.input_ids.tolist(), clips))
 
 
 TEXT_ONLY = Recordings()
 
 
 def clips_of(record: Record) -> tuple[Clip, ...]:
-    """Return the clips of a record in the order in which a sample has them."""
-    if isinstance(record, Conversation):
-        return record.clips
+    """Return the clips of a record in the order in which a sample has them; of a pair, those of its prompt."""
     if isinstance(record, Preference):
-        answers = (found.clip for turn in (*record.chosen, *record.rejected) for found in turn.clips)
-        return (*record.prompt.clips, *answers)
-    return ()
+        return record.prompt.clips
+    return record.clips if isinstance(record, Conversation) else ()
 
 
 def measure(clips: Iterable[Clip], inputs: AudioInputs) -> dict[Clip, int | RecordingError]:

@@ -10,8 +10,8 @@ import numpy as np
 import paddle
 from paddle import nn
 
-from erniekit.model import kernels
 from erniekit.model.architectures.model_config import ModelConfig
+from erniekit.model.cpu_gradients import add_bias, linear
 from erniekit.model.tensor_parallel import NO_TENSOR_PARALLEL, TensorParallel
 
 ZEROS = nn.initializer.Constant(0.0)  # the builder always sets the weights; drawing random ones here would be wasted
@@ -84,16 +84,16 @@ class Linear(nn.Layer):
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         bias = None if self.is_row_parallel else self.bias
         if self.product is None:
-            output = kernels.linear(x, self.weight, bias)
+            output = linear(x, self.weight, bias)
         else:
             output = self.product(x, self)
-            output = output if bias is None else output + bias
+            output = output if bias is None else add_bias(output, bias)
         if self.adapter is not None:
             output = self.adapter(x, output, self)
         if self.is_row_parallel:
             output = self.tp.reduce_from_tp(output)
             if self.bias is not None:
-                output = output + self.bias
+                output = add_bias(output, self.bias)
         return output
 
 

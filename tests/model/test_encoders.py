@@ -10,7 +10,6 @@ import pytest
 
 from erniekit.model.architectures.audio_encoder import sinusoids
 from erniekit.model.architectures.model_config import ModelConfig
-from erniekit.model.attention import AttentionPlan
 from erniekit.model.builder import build_model
 from erniekit.model.storage.safetensors import write_safetensors
 from erniekit.model.storage.shards import open_weight_files
@@ -157,25 +156,6 @@ def test_gradients_reach_all_but_the_positions_and_the_embeddings_that_were_repl
     by_token = np.abs(gradients["language_model.model.embed_tokens.weight"].numpy()).max(1)
     assert by_token[0] == 0 and by_token[[3, 5, 7, 9]].all()
     assert all(np.abs(gradient.numpy()).max() > 0 for gradient in gradients.values() if gradient is not None)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_attention_keeps_no_square_of_a_long_window(family, monkeypatch):
-    plans, build = [], AttentionPlan.build
-
-    def remembered(*arguments, **named):
-        plans.append(build(*arguments, **named))
-        return plans[-1]
-
-    monkeypatch.setattr(AttentionPlan, "build", remembered)
-    config = tiny_config(model_type=family)
-    audio = {**config.to_json()["audio_config"], "max_source_positions": 1000}
-    decoder = build_model(ModelConfig.from_json({**config.to_json(), "audio_config": audio}), None)
-    decoder.towers[0](paddle.zeros([2, 5, 2000]), paddle.to_tensor(np.array([2000, 1000], np.int32)))
-    blocks = plans[0].blocks
-    assert max(blocks.tile_lengths) <= 256 and blocks.tile_lengths[-1] > 1
-    keys = {blocks.key_count(block) for block in blocks.blocks}
-    assert keys == ({1000} if family == "voxtral" else {1000, 500})
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -6,13 +6,11 @@ import importlib
 from collections.abc import Callable
 
 Normalizer = Callable[[str], str]
-# Name -> the module of this package with the function `normalize`.
-_MODULES = {"basic": "basic", "english": "english", "chinese": "chinese"}
 
 
 def text_normalizer(name: str) -> Normalizer:
-    """Return the normaliser with this name; `none` returns texts as they are."""
+    """Return the function `normalize` of the module of this package with this name; `none` leaves texts as they are."""
     if name == "none":
         return str
-    normalize: Normalizer = importlib.import_module(f"{__name__}.{_MODULES[name]}").normalize
+    normalize: Normalizer = importlib.import_module(f"{__name__}.{name}").normalize
     return normalize

@@ -7,12 +7,12 @@ each encoder in a dictionary of their own, such as `audio_config`, and the rest 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from erniekit.model.architectures.architecture import Architecture, EncoderConfig, Key
 from erniekit.model.architectures.config_keys import key_problems, key_remarks, shown
-from erniekit.model.architectures.config_values import POSITIVE, checked_value, own_value
 from erniekit.model.architectures.rope_parameters import ROPE_PARAMETERS, rope_parameters, with_keys_before_5
 from erniekit.model.architectures.rope_scaling import rope_scaling_problems
 
@@ -94,7 +94,7 @@ def _read_around_decoder(
     outer = _without(values, {*parts, *outer_ignored})
     _replace_aliases(architecture.aliases, outer, problems)
     used = {"model_type", *architecture.own_keys}
-    fields["own"] |= {name: own_value(name, key, outer, problems) for name, key in architecture.own_keys.items()}
+    fields["own"] |= {name: _own_value(name, key, outer, problems) for name, key in architecture.own_keys.items()}
     problems += key_problems(architecture, outer, {*used, *architecture.aliases}, outer_ignored)
     remarks += key_remarks(_without(values, parts), outer_ignored)
     return Reading(fields, {**_without(outer, used), **other}, remarks, problems)
@@ -108,7 +108,7 @@ def _read_encoder(
     kept = _without(values, ignored_keys)
     _replace_aliases(encoder.aliases, kept, lines)
     keys = {name: encoder.key_names.get(name, name) for name in encoder.keys}
-    sizes = {name: own_value(key, encoder.keys[name], kept, lines) for name, key in keys.items()}
+    sizes = {name: _own_value(key, encoder.keys[name], kept, lines) for name, key in keys.items()}
     used = {"model_type", *keys.values()}
     lines = [path + line for line in lines]
     lines += key_problems(encoder, kept, {*used, *encoder.aliases}, ignored_keys, path)
@@ -162,6 +162,8 @@ def _written_encoder(encoder: EncoderConfig, sizes: Any, other_keys: Mapping[str
     }
 
 
+_POSITIVE = 1.2e-38  # of float32: the smallest that "positive" lets through, for numbers that need not be whole
+_LARGEST = {int: 2**31 - 1, float: 3.4e38}
 _MOST_LAYERS = 2_000  # weights are listed one by one
 _MOST_EXPERTS = 10_000
 _MOST_LAYERS_OF_EXPERTS = 30_000  # layers x experts, for the same reason
@@ -176,8 +178,8 @@ _KEYS: dict[str, Key] = {
     "max_position_embeddings": Key(int, 1),
     "rope_theta": Key(float),
     "rope_scaling": Key(dict),
-    "rms_norm_eps": Key(float, POSITIVE, most=1),
-    "initializer_range": Key(float, POSITIVE, most=1000),
+    "rms_norm_eps": Key(float, _POSITIVE, most=1),
+    "initializer_range": Key(float, _POSITIVE, most=1000),
     "tie_word_embeddings": Key(bool),
     "model_type": Key(str),
 }
@@ -209,10 +211,10 @@ def _known_values(architecture: Architecture, values: dict[str, Any], problems: 
     for name, key in _fields_and_keys(architecture).items():
         if values.get(key) is None and name in known:
             continue
-        value = checked_value(key, _KEYS.get(name) or _OPTIONAL_KEYS[name], values.get(key), problems)
+        value = _checked_value(key, _KEYS.get(name) or _OPTIONAL_KEYS[name], values.get(key), problems)
         if value is not None:
             known[name] = value
-    known["own"] = {name: own_value(name, key, values, problems) for name, key in architecture.own_keys.items()}
+    known["own"] = {name: _own_value(name, key, values, problems) for name, key in architecture.own_keys.items()}
     if not problems:
         heads = known["num_attention_heads"]
         known.setdefault("num_key_value_heads", heads)
@@ -221,6 +223,45 @@ def _known_values(architecture: Architecture, values: dict[str, Any], problems: 
                 problems.append(f"hidden_size {known['hidden_size']} is not a multiple of num_attention_heads {heads}")
             known["head_dim"] = architecture.head_dim or known["hidden_size"] // heads
     return known
+
+
+def _own_value(name: str, key: Key, values: dict[str, Any], problems: list[str]) -> Any:
+    """Return the value of a key that only some architectures have, or its default; problems as of `_checked_value`."""
+    if key.nullable and values.get(name, key) is None:
+        return None
+    value = _checked_value(name, key, values.get(name), problems)
+    return key.default if value is None else value
+
+
+def _checked_value(name: str, key: Key, value: Any, problems: list[str]) -> Any:
+    """Return the value of a key, or None where it is absent or what is wrong with it was added to `problems`."""
+    if value is None:
+        if key.required:
+            problems.append(f"{name}: missing")
+        return None
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    most = _LARGEST.get(key.kind) if key.most is None else key.most
+    if is_number and most is not None and value > most:
+        limit = f"{most:,}" if isinstance(most, int) else f"{most:g}"
+        problems.append(f"{name}: must be at most {limit}, got {str(value)[:20]}")
+        return None
+    if key.kind is float and is_number:
+        value = float(value)
+    if not isinstance(value, key.kind) or (key.kind is not bool and isinstance(value, bool)):
+        problems.append(f"{name}: expected {key.kind.__name__}, got {shown(value)}")
+        return None
+    if is_number and _is_below(value, key.minimum):
+        wanted = "positive" if key.minimum in (1, _POSITIVE) else f"at least {key.minimum:g}"
+        problems.append(f"{name}: must be {wanted}, got {shown(value)}")
+        return None
+    if isinstance(value, float) and math.isnan(value):
+        problems.append(f"{name}: expected a number, got {shown(value)}")
+        return None
+    return value
+
+
+def _is_below(value: Any, minimum: float | None) -> bool:
+    return minimum is not None and not value >= minimum  # so that not-a-number is refused as well
 
 
 def _part(values: Mapping[str, Any], name: str, problems: list[str]) -> dict[str, Any]:

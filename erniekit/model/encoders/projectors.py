@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import paddle
-import paddle.nn.functional as F
 from paddle import nn
 
+from erniekit.model.cpu_gradients import gelu
 from erniekit.model.linear import Linear
 from erniekit.model.tensor_parallel import TensorParallel
 
@@ -24,7 +24,7 @@ class VoxtralProjector(nn.Layer):
 
     def forward(self, x_ASC: paddle.Tensor) -> paddle.Tensor:
         joined = self.tp.copy_to_tp(x_ASC.reshape([-1, self.inputs]))
-        return self.linear_2(F.gelu(self.linear_1(joined)))
+        return self.linear_2(gelu(self.linear_1(joined)))
 
 
 class LinearProjector(nn.Layer):

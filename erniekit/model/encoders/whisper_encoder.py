@@ -16,6 +16,9 @@ from paddle import nn
 
 from erniekit.model.architectures.audio_encoder import FRAMES_PER_STATE, KERNEL, AudioEncoderSizes
 from erniekit.model.attention import AttentionPlan
+from erniekit.model.cpu_gradients import LayerNorm, add_bias, gelu
+from erniekit.model.device import has_flashmask_kernel
+from erniekit.model.encoders.window_attention import WindowAttention
 from erniekit.model.linear import ZEROS, Linear
 from erniekit.model.recompute import Recompute
 from erniekit.model.tensor_parallel import TensorParallel
@@ -52,7 +55,7 @@ class WhisperEncoder(nn.Layer):
         self.embed_positions = Positions(sizes.max_source_positions, hidden)
         tp = replace(tp, sequence_parallel=False)  # all states are on every rank
         self.layers = nn.LayerList(WhisperEncoderLayer(sizes, tp) for _ in range(sizes.num_hidden_layers))
-        self.layer_norm = nn.LayerNorm(hidden, EPSILON)
+        self.layer_norm = LayerNorm(hidden, EPSILON)
 
     def forward(
         self, features_AMT: paddle.Tensor, frames_A: paddle.Tensor, recompute: Recompute | None = None
@@ -67,8 +70,8 @@ class WhisperEncoder(nn.Layer):
         all_states = features_AMT.shape[2] // FRAMES_PER_STATE
         heard = self._heard_states(frames_A, all_states)
         features_AMT = features_AMT[:, :, : heard * FRAMES_PER_STATE + KERNEL - 1]  # all that these states depend on
-        x_AHT = F.gelu(self.conv1(features_AMT.astype(self.conv1.weight.dtype)))
-        x_ASH = F.gelu(self.conv2(x_AHT)).transpose([0, 2, 1])[:, :heard]
+        x_ATH = gelu(_convolved(features_AMT.astype(self.conv1.weight.dtype), self.conv1))
+        x_ASH = gelu(_convolved(x_ATH.transpose([0, 2, 1]), self.conv2))[:, :heard]
         x_ASH = self.embed_positions(x_ASH)
         plan = self._attention_plan(frames_A, x_ASH.shape[1])
         for layer in self.layers:
@@ -88,15 +91,18 @@ class WhisperEncoder(nn.Layer):
             return states
         return max(self.pooled, self.states_of_frames(int(frames_A.max())))
 
-    def _attention_plan(self, frames_A: paddle.Tensor, states: int) -> AttentionPlan:
-        """Let all queries of a window see the keys of its sound: FlashMask's rows [start, S) and [0, end) are hidden
-        from a key, which is all of them for a key of the padding."""
+    def _attention_plan(self, frames_A: paddle.Tensor, states: int) -> AttentionPlan | WindowAttention:
+        """Let all queries of a window see the keys of its sound."""
         windows = frames_A.shape[0]
-        indices_A1S2 = np.zeros((windows, 1, states, 2), np.int32)
-        indices_A1S2[..., 0] = states
+        seen = [states] * windows
         if self.states_of_frames is not None:
-            for window, frames in enumerate(frames_A.numpy().tolist()):
-                indices_A1S2[window, :, self.states_of_frames(frames) :, 0] = 0
+            seen = [self.states_of_frames(frames) for frames in frames_A.numpy().tolist()]
+        if not has_flashmask_kernel():
+            return WindowAttention(tuple(seen))
+        # FlashMask's rows [start, S) and [0, end) are hidden from a key, which is all of them for a key of the padding.
+        indices_A1S2 = np.zeros((windows, 1, states, 2), np.int32)
+        for window, count in enumerate(seen):
+            indices_A1S2[window, :, :count, 0] = states
         return AttentionPlan.build(indices_A1S2, causal=False)
 
 
@@ -119,16 +125,16 @@ class WhisperEncoderLayer(nn.Layer):
         super().__init__()
         hidden, inner = sizes.hidden_size, sizes.intermediate_size
         self.tp = tp
-        self.self_attn_layer_norm = nn.LayerNorm(hidden, EPSILON)
+        self.self_attn_layer_norm = LayerNorm(hidden, EPSILON)
         self.self_attn = WhisperAttention(hidden, sizes.num_attention_heads, tp)
-        self.final_layer_norm = nn.LayerNorm(hidden, EPSILON)
+        self.final_layer_norm = LayerNorm(hidden, EPSILON)
         self.fc1 = Linear(hidden, inner, bias=True, tp=tp, shard_along="outputs")
         self.fc2 = Linear(inner, hidden, bias=True, tp=tp, shard_along="inputs")
 
-    def forward(self, x_ASH: paddle.Tensor, plan: AttentionPlan) -> paddle.Tensor:
+    def forward(self, x_ASH: paddle.Tensor, plan: AttentionPlan | WindowAttention) -> paddle.Tensor:
         x_ASH = x_ASH + self.self_attn(self.self_attn_layer_norm(x_ASH), plan)
         inner = self.fc1(self.tp.copy_to_tp(self.final_layer_norm(x_ASH)))
-        return x_ASH + self.fc2(F.gelu(inner))
+        return x_ASH + self.fc2(gelu(inner))
 
 
 class WhisperAttention(nn.Layer):
@@ -142,7 +148,7 @@ class WhisperAttention(nn.Layer):
         self.v_proj = Linear(hidden, hidden, bias=True, tp=tp, shard_along="outputs")
         self.out_proj = Linear(hidden, hidden, bias=True, tp=tp, shard_along="inputs")
 
-    def forward(self, x_ASH: paddle.Tensor, plan: AttentionPlan) -> paddle.Tensor:
+    def forward(self, x_ASH: paddle.Tensor, plan: AttentionPlan | WindowAttention) -> paddle.Tensor:
         x_ASH = self.tp.copy_to_tp(x_ASH)
         windows, states = x_ASH.shape[:2]
         heads = [windows, states, -1, self.head_dim]
@@ -153,3 +159,9 @@ class WhisperAttention(nn.Layer):
 def _convolution(inputs: int, outputs: int, *, stride: int) -> nn.Conv1D:
     zeros = paddle.ParamAttr(initializer=ZEROS)
     return nn.Conv1D(inputs, outputs, KERNEL, stride=stride, padding=1, weight_attr=zeros, bias_attr=zeros)
+
+
+def _convolved(x_AMT: paddle.Tensor, layer: nn.Conv1D) -> paddle.Tensor:
+    """Return rows of states, [A, T / stride, H], to which the bias is added in less time than to columns."""
+    x_AHT = F.conv1d(x_AMT, layer.weight, stride=layer._stride, padding=layer._padding)
+    return add_bias(x_AHT.transpose([0, 2, 1]), layer.bias)
