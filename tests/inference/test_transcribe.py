@@ -170,6 +170,9 @@ def test_folders_keep_their_shape(tmp_path: Path) -> None:
     (tmp_path / "one.txt").write_text("kept")
     with pytest.raises(DataError, match="never overwritten"):
         plan([tmp_path / "in/a.mp3"], tmp_path / "one.txt", "text")
+    for name in ("all.jsonl", "other.WAV"):  # a folder of that name is hardly meant
+        with pytest.raises(DataError, match=rf"--output .*{name}: is not a folder; a file of one transcript ends with"):
+            plan([tmp_path / "in"], tmp_path / name, "text")
     with pytest.raises(DataError, match="never overwritten"):
         write_transcript("new", tmp_path / "one.txt")
     with pytest.raises(DataError, match=r"one\.txt/inner\.txt: cannot be written"):  # below a file
