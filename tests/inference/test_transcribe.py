@@ -88,6 +88,9 @@ def test_silence_is_not_transcribed(model: ChatModel, tmp_path: Path) -> None:
     soundfile.write(tmp_path / "quiet.wav", np.zeros(8000), 16_000)
     (found,) = transcribe(model, [tmp_path / "quiet.wav"], SHORT)
     assert {piece.text for piece in found.pieces} == {""} and found.seconds == 0.5
+    soundfile.write(tmp_path / "click.wav", np.full(300, 0.5), 16_000)  # two frames: no state of the encoder
+    (found,) = transcribe(model, [tmp_path / "click.wav"], SHORT)
+    assert [piece.text for piece in found.pieces] == [""]
 
 
 def test_one_that_cannot_be_read_leaves_the_others(model: ChatModel, folder: Path, tmp_path: Path) -> None:
