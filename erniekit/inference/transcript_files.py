@@ -68,7 +68,7 @@ def _recordings(name: Path) -> list[tuple[Path, Path]]:
     """Return the recordings of a file or folder, each with its path below that folder."""
     if not name.is_dir():
         return [(name, Path(name.name))]  # reading it tells what is wrong with it
-    files = sorted(path for path in name.rglob("*") if path.suffix.lower() in SOUND_SUFFIXES and path.is_file())
+    files = sorted(path for path in name.rglob("*") if path.suffix.lower() in SOUND_SUFFIXES and not path.is_dir())
     return [(path, path.relative_to(name)) for path in files]
 
 

@@ -163,6 +163,9 @@ def test_folders_keep_their_shape(tmp_path: Path) -> None:
     assert [str(job.target.relative_to(tmp_path)) for job in jobs if job.target] == [
         "out/a.srt", "out/b/c.srt", "out/b/d.srt",
     ]  # fmt: skip
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links/gone.wav").symlink_to(tmp_path / "absent.wav")
+    assert len(plan([tmp_path / "links"], None, "text")) == 1  # told at the end, not left out
     with pytest.raises(DataError, match="no recording"):
         plan([tmp_path / "out"], None, "text") if (tmp_path / "out").mkdir() is None else None
     (tmp_path / "in/a.mp3").write_text("x")
