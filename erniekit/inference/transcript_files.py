@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # the words of a command need no model
     from erniekit.inference.transcribe import Transcript
 
 SUFFIXES = {"text": ".txt", "json": ".json", "srt": ".srt", "vtt": ".vtt"}
-LIST_SUFFIXES = frozenset({".jsonl", ".csv", ".tsv"})  # of files with many records, which are not written
+LIST_SUFFIXES = (".jsonl", ".csv", ".tsv")  # of files with many records, which are not written
 
 
 class Job(NamedTuple):
@@ -47,7 +47,7 @@ def plan(names: Sequence[Path], output: Path | None, form: str) -> list[Job]:
         if output.exists():
             raise DataError(f"--output {output}: already exists and is never overwritten; name another file")
         return [Job(found[0][0], output)]
-    listed = output.suffix.lower() in LIST_SUFFIXES | SOUND_SUFFIXES and not output.exists()
+    listed = output.suffix.lower() in (*LIST_SUFFIXES, *SOUND_SUFFIXES) and not output.exists()
     if listed or (output.exists() and not output.is_dir()):
         raise DataError(
             f"--output {output}: is not a folder; a file of one transcript ends with {', '.join(SUFFIXES.values())}"
