@@ -15,6 +15,7 @@ from erniekit.terminal import escape_control_characters
 PACKAGES = (
     "paddlepaddle", "paddlepaddle-gpu", "paddlenlp", "numpy", "safetensors", "tokenizers", "visualdl", "tensorboardX",
     "sentencepiece", "huggingface_hub", "aistudio-sdk", "modelscope-hub", "transformers", "torch",
+    "soundfile", "soxr", "tiktoken", "jiwer",
 )  # fmt: skip
 
 

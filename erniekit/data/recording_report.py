@@ -6,11 +6,11 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from erniekit.data.conversation import Conversation, Source
-from erniekit.data.formats.problems import RecordProblem
+from erniekit.data.formats.problems import Effect, ProblemList, RecordProblem
 from erniekit.data.media.clip import AudioInputs, Clip
 from erniekit.data.media.errors import RecordingError
 from erniekit.data.media.recording import clip_length
@@ -32,7 +32,9 @@ class RecordingReport:
         clips: their number.
         seconds: of sound, of those that can be read; shortest and longest: of one of them.
         languages: the records with recordings, by the language that they name ("" for none).
-        suspicious: what is wrong with recordings that can be read, such as silence; reading the data tells the others.
+        suspicious: what is wrong with recordings that can be read, such as silence.
+        damaged: recordings whose header is whole, but not their sound. Reading the data, for which the headers suffice,
+            tells the others that cannot be read; training would stop at these.
     """
 
     clips: int = 0
@@ -41,6 +43,7 @@ class RecordingReport:
     longest: float = 0.0
     languages: Counter[str] = field(default_factory=Counter)
     suspicious: list[RecordProblem] = field(default_factory=list)
+    damaged: ProblemList = field(default_factory=ProblemList)
 
     def add(self, seconds: float) -> None:
         self.seconds += seconds
@@ -54,8 +57,10 @@ class RecordingReport:
         languages = f"; languages of records: {', '.join(named)}" if set(self.languages) != {""} else ""
         lengths = f", from {duration(self.shortest)} to {duration(self.longest)}" if self.seconds else ""
         what = f"recordings: {self.clips:,}, {duration(self.seconds)} of sound{lengths}{languages}"
+        if self.damaged.total:
+            what += f"; damaged {self.damaged.total:,}"
         if not self.suspicious:
-            return [f"{what}; none is suspicious"]
+            return [f"{what}; none is suspicious" if not self.damaged.total else what]
         return [f"{what}; these are suspicious ({len(self.suspicious):,}):", *map(str, self.suspicious)]
 
 
@@ -80,7 +85,10 @@ def check_recordings(sources: Sequence[Source], inputs: AudioInputs, max_seq_len
                 found = dict(zip(different, heard, strict=True))
                 for line, clip in block:
                     report.clips += 1
-                    if (one := found[clip]) is not None:
+                    one = found[clip]
+                    if isinstance(one, RecordingError):
+                        report.damaged.add(replace(recording_problem(source, line, clip, one), effect=Effect.STOP))
+                    elif one is not None:
                         report.add(one[0])
                         report.suspicious += [recording_problem(source, line, clip, each) for each in one[1]]
     return report
@@ -98,13 +106,21 @@ def _named_clips(source: Source, report: RecordingReport) -> Iterator[tuple[int,
         yield from ((line, clip) for clip in clips)
 
 
-def _listen(clip: Clip, inputs: AudioInputs, max_seq_len: int) -> tuple[float, list[RecordingError]] | None:
-    """Return the seconds of a recording and what is suspicious about it; None if it cannot be read."""
+def _listen(
+    clip: Clip, inputs: AudioInputs, max_seq_len: int
+) -> tuple[float, list[RecordingError]] | RecordingError | None:
+    """Return the seconds of a recording and what is suspicious about it.
+
+    The error if only decoding shows that it cannot be read; None if its header shows that.
+    """
     try:
         length = clip_length(clip, inputs.sampling_rate)
-        found: Iterable[RecordingError] = recording_problems(clip, inputs.sampling_rate)
     except RecordingError:
         return None
+    try:
+        found: Iterable[RecordingError] = recording_problems(clip, inputs.sampling_rate)
+    except RecordingError as error:
+        return error
     seconds, tokens = length / inputs.sampling_rate, inputs.clip_tokens(length)
     too_long = [
         RecordingError(clip, f"at most {max_seq_len:,} tokens (max_seq_len)", f"{tokens:,} of {seconds:.1f} s")

@@ -181,7 +181,7 @@ def _write_hugging_face(
     _write_json(folder / CONFIG_FILE, {**weights.config.to_json(), **stored_type(usual), **quantized})
     if isinstance(form, Float8Format):
         write_averages(folder, form.averages)  # read by FP8 runs; others read `input_scale`
-    _write_json(folder / GENERATION_CONFIG_FILE, _generation_config(model, weights.config))
+    _write_json(folder / GENERATION_CONFIG_FILE, _generation_config(model, weights.config, tokenizer))
     if architecture.audio is not None:
         sources = [source for source in (model.folder, model.base) if source]
         write_processor_files(folder, sources, architecture.audio(weights.config))
@@ -245,7 +245,7 @@ def _write_program(folder: Path, model: TrainedModel, tokenizer: Tokenizer, form
     write_files = write_onnx if form == ONNX else write_program
     difference = write_files(decoder, folder, prompts, expected)
     logger.info(f"logits compared with the trained model's: {difference}")
-    _write_json(folder / GENERATION_CONFIG_FILE, _generation_config(model, model_config))
+    _write_json(folder / GENERATION_CONFIG_FILE, _generation_config(model, model_config, tokenizer))
     return {
         **_shape_facts(model_config),
         "form": "ONNX" if form == ONNX else "Paddle inference program",
@@ -253,13 +253,15 @@ def _write_program(folder: Path, model: TrainedModel, tokenizer: Tokenizer, form
     }
 
 
-def _generation_config(model: TrainedModel, config: ModelConfig) -> dict[str, Any]:
+def _generation_config(model: TrainedModel, config: ModelConfig, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return what the trained model's file holds; where that and the configuration name no end token, the tokenizer's,
+    because `transformers` generates without end then."""
     path = model.file(GENERATION_CONFIG_FILE)
     stored = config.to_json()
     ids: dict[str, Any] = {
         name: stored[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id") if name in stored
     }
-    return ids if path is None else {**ids, **read_json_object(path)}
+    return {"eos_token_id": tokenizer.eos_id, **ids, **({} if path is None else read_json_object(path))}
 
 
 def _shape_facts(model_config: ModelConfig) -> Facts:

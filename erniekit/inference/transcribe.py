@@ -162,7 +162,8 @@ class _Transcriber:
     def _answer_waiting(self) -> None:
         spoken = []
         for path, chunk in self._waiting:
-            if chunk.is_silent:  # models write something all the same
+            unheard = not self._inputs.clip_tokens(len(chunk.sound))  # 20 ms give Qwen2-Audio's encoder no state
+            if chunk.is_silent or unheard:  # models write something all the same
                 self._begun[path].pieces.append(Piece(*_times(chunk), ""))
             else:
                 spoken.append((path, chunk))

@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # the words of a command need no model
     from erniekit.inference.transcribe import Transcript
 
 SUFFIXES = {"text": ".txt", "json": ".json", "srt": ".srt", "vtt": ".vtt"}
+LIST_SUFFIXES = (".jsonl", ".csv", ".tsv")  # of files with many records, which are not written
 
 
 class Job(NamedTuple):
@@ -46,9 +47,10 @@ def plan(names: Sequence[Path], output: Path | None, form: str) -> list[Job]:
         if output.exists():
             raise DataError(f"--output {output}: already exists and is never overwritten; name another file")
         return [Job(found[0][0], output)]
-    if output.exists() and not output.is_dir():
+    listed = output.suffix.lower() in (*LIST_SUFFIXES, *SOUND_SUFFIXES) and not output.exists()
+    if listed or (output.exists() and not output.is_dir()):
         raise DataError(
-            f"--output {output}: is not a folder; a file of transcripts ends with {', '.join(SUFFIXES.values())}"
+            f"--output {output}: is not a folder; a file of one transcript ends with {', '.join(SUFFIXES.values())}"
         )
     owners: dict[Path, Path] = {}
     for recording, inner in found:
@@ -66,7 +68,7 @@ def _recordings(name: Path) -> list[tuple[Path, Path]]:
     """Return the recordings of a file or folder, each with its path below that folder."""
     if not name.is_dir():
         return [(name, Path(name.name))]  # reading it tells what is wrong with it
-    files = sorted(path for path in name.rglob("*") if path.suffix.lower() in SOUND_SUFFIXES and path.is_file())
+    files = sorted(path for path in name.rglob("*") if path.suffix.lower() in SOUND_SUFFIXES and not path.is_dir())
     return [(path, path.relative_to(name)) for path in files]
 
 

@@ -25,7 +25,7 @@ from erniekit.data.batch import Batch
 from erniekit.data.dataset import Dataset
 from erniekit.data.media.clip import PlacedClip
 from erniekit.data.media.errors import describe_clip
-from erniekit.data.recording_report import check_recordings
+from erniekit.data.recording_report import RecordingReport, check_recordings
 from erniekit.data.templates.ernie import IGNORE_INDEX
 from erniekit.data.tokenizers.tokenizer import Tokenizer
 from erniekit.errors import DataError
@@ -218,21 +218,29 @@ def data_summary(config: Config, dp_world_size: int = 1) -> str:
         UserError: the tokenizer or the data cannot be used.
     """
     heard = _listen(config)
+    summary, errors = "", []
     try:
-        return "\n".join([_opened_summary(config, dp_world_size), *heard])
+        summary = _opened_summary(config, dp_world_size)
     except DataError as error:
-        raise DataError("\n".join([str(error), *heard])) from None
+        errors.append(str(error))
+    try:
+        heard.damaged.raise_if_any()
+    except DataError as error:
+        errors.append(str(error))
+    if errors:
+        raise DataError("\n".join([*errors, *heard.lines()]))
+    return "\n".join([summary, *heard.lines()])
 
 
-def _listen(config: Config) -> list[str]:
-    """Lines about all recordings of the data: which are suspicious, and the totals."""
+def _listen(config: Config) -> RecordingReport:
+    """Decode all recordings of the data."""
     audio = audio_of_model(config)
     if audio is None:
-        return []
+        return RecordingReport()
     sources = training_sources(config) if _reads_training(config) else []
     sources += evaluation_sources(config) if _reads_evaluation(config) else []
     files = [source for source in sources if source.kind != "packed"]
-    return check_recordings(files, audio, config.training.max_seq_len).lines()
+    return check_recordings(files, audio, config.training.max_seq_len)
 
 
 def _reads_training(config: Config) -> bool:

@@ -132,6 +132,10 @@ def test_other_names_are_not_taken_for_misspelt(name):
     assert lines([UnusedField(name, 10_900, 1)]) == [f"field not used: {name} (10,900 records)"]
 
 
+def test_a_field_beside_another_of_the_same_meaning_is_no_misspelling():
+    assert describe_unused(FORMATS["asr"], (UnusedField("audio", 1, 1),)) == ["field not used: audio (1 record)"]
+
+
 def test_names_that_are_data_do_not_fill_memory_or_report(unused_of):
     found = unused_of([exchange(**{f"key {number}": 1}) for number in range(150)])
     assert len(found) == MAX_NAMES

@@ -14,6 +14,7 @@ from erniekit.data.dataset import open_dataset
 from erniekit.data.recording_report import check_recordings
 from erniekit.data.sampler import StepPlan
 from erniekit.data.split import Split
+from erniekit.errors import DataError
 from erniekit.runners.preview import render_batch
 from tests.data.recordings import RATE, ListeningTemplate, audio_inputs, write_recording
 
@@ -46,6 +47,16 @@ def test_every_recording_is_heard_and_the_suspicious_are_named(speech, tokenizer
         "recordings: 6, 4.4 seconds of sound, from 0.2 seconds to 3.0 seconds; "
         "languages of records: not named 3, en 2, de 1; these are suspicious (2):"
     )
+
+
+def test_what_only_decoding_finds_is_damaged(speech, tokenizer):
+    sound = write_recording(speech.path.parent / "sound/2.flac", 4.0)
+    sound.write_bytes(sound.read_bytes()[: sound.stat().st_size // 2])
+    speech.path.write_text(json.dumps({"audio_path": "sound/2.flac", "text": "two"}) + "\n")
+    report = check_recordings([speech], audio_inputs(tokenizer), 64)
+    assert report.lines() == ["recordings: 1, 0.0 seconds of sound; damaged 1"]
+    with pytest.raises(DataError, match=rf"{speech.path}:1: .*2.flac: expected a whole recording, .*\n1 problem"):
+        report.damaged.raise_if_any()
 
 
 def test_only_the_part_that_is_read_is_heard(speech, tokenizer):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from erniekit.cli import main
 from erniekit.config import Config
 from erniekit.data.conversation import ASSISTANT, USER, Conversation, Turn
 from erniekit.errors import CheckpointError, ModelFileError, UserError
-from erniekit.export.export import export_model, open_trained_decoder
+from erniekit.export.export import _generation_config, export_model, open_trained_decoder
 from erniekit.export.logit_difference import prompt_logits
 from erniekit.export.model_card import model_card
 from erniekit.export.static_program import ProgramDescription, generate_greedily, open_program
@@ -35,6 +36,7 @@ from erniekit.model.storage.precision import round_to_bfloat16
 from erniekit.model.storage.shards import open_weight_files
 from erniekit.model.weights import named_weights, save_weights
 from tests.log_capture import captured_log
+from tests.model.tiny_audio import VOXTRAL
 
 NAMES = ["model.embed_tokens.weight", "model.layers.1.mlp.up_proj.weight", "model.norm.weight"]
 PROMPTS = [[5], [7, 8, 9, 10], list(range(20, 40))]
@@ -93,6 +95,19 @@ def test_a_full_fine_tune_is_exported_bit_for_bit(full: Path, tmp_path: Path) ->
     assert json.loads((target / "config.json").read_text())["torch_dtype"] == "float32"
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         assert (target / name).read_bytes() == (full / name).read_bytes()
+
+
+def test_an_exported_model_knows_its_end_token(tmp_path: Path) -> None:
+    file = tmp_path / "generation_config.json"
+    config = ModelConfig.from_json(VOXTRAL)
+
+    def written(stored: dict[str, Any]) -> dict[str, Any]:
+        file.write_text(json.dumps(stored))
+        model, tokenizer = SimpleNamespace(file=lambda name: file), SimpleNamespace(eos_id=2)
+        return _generation_config(model, config, tokenizer)  # type: ignore[arg-type]
+
+    assert written({}) == {"eos_token_id": 2}
+    assert written({"eos_token_id": [3, 4], "top_p": 0.5}) == {"eos_token_id": [3, 4], "top_p": 0.5}
 
 
 @pytest.mark.parametrize(("dtype", "stored"), [("bfloat16", "BF16"), ("float16", "F16"), ("float32", "F32")])

@@ -88,6 +88,9 @@ def test_silence_is_not_transcribed(model: ChatModel, tmp_path: Path) -> None:
     soundfile.write(tmp_path / "quiet.wav", np.zeros(8000), 16_000)
     (found,) = transcribe(model, [tmp_path / "quiet.wav"], SHORT)
     assert {piece.text for piece in found.pieces} == {""} and found.seconds == 0.5
+    soundfile.write(tmp_path / "click.wav", np.full(300, 0.5), 16_000)  # two frames: no state of the encoder
+    (found,) = transcribe(model, [tmp_path / "click.wav"], SHORT)
+    assert [piece.text for piece in found.pieces] == [""]
 
 
 def test_one_that_cannot_be_read_leaves_the_others(model: ChatModel, folder: Path, tmp_path: Path) -> None:
@@ -160,6 +163,9 @@ def test_folders_keep_their_shape(tmp_path: Path) -> None:
     assert [str(job.target.relative_to(tmp_path)) for job in jobs if job.target] == [
         "out/a.srt", "out/b/c.srt", "out/b/d.srt",
     ]  # fmt: skip
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links/gone.wav").symlink_to(tmp_path / "absent.wav")
+    assert len(plan([tmp_path / "links"], None, "text")) == 1  # told at the end, not left out
     with pytest.raises(DataError, match="no recording"):
         plan([tmp_path / "out"], None, "text") if (tmp_path / "out").mkdir() is None else None
     (tmp_path / "in/a.mp3").write_text("x")
@@ -170,6 +176,9 @@ def test_folders_keep_their_shape(tmp_path: Path) -> None:
     (tmp_path / "one.txt").write_text("kept")
     with pytest.raises(DataError, match="never overwritten"):
         plan([tmp_path / "in/a.mp3"], tmp_path / "one.txt", "text")
+    for name in ("all.jsonl", "other.WAV"):  # a folder of that name is hardly meant
+        with pytest.raises(DataError, match=rf"--output .*{name}: is not a folder; a file of one transcript ends with"):
+            plan([tmp_path / "in"], tmp_path / name, "text")
     with pytest.raises(DataError, match="never overwritten"):
         write_transcript("new", tmp_path / "one.txt")
     with pytest.raises(DataError, match=r"one\.txt/inner\.txt: cannot be written"):  # below a file

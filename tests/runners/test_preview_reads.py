@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from erniekit.config import Config
+from erniekit.data.formats.problems import Effect, ProblemList, RecordProblem
 from erniekit.errors import DataError
 from erniekit.runners import preview
 
@@ -81,10 +82,11 @@ def test_recordings_are_heard_where_a_model_listens(
     make_config: Callable[..., Config], read: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard: list[Any] = []
+    damaged = ProblemList()
 
     def hear(sources: Any, audio: Any, max_seq_len: int) -> Any:
         heard.append((len(sources), max_seq_len))
-        return SimpleNamespace(lines=lambda: ["a.jsonl:3: silence"])
+        return SimpleNamespace(lines=lambda: ["a.jsonl:3: silence"], damaged=damaged)
 
     monkeypatch.setattr(preview, "check_recordings", hear)
     assert "silence" not in preview.data_summary(make_config()) and not heard
@@ -97,4 +99,7 @@ def test_recordings_are_heard_where_a_model_listens(
 
     monkeypatch.setattr(preview, "training_dataset", unreadable)
     with pytest.raises(DataError, match=r"4: no sound file\na\.jsonl:3: silence"):
+        preview.data_summary(make_config())
+    damaged.add(RecordProblem("a.jsonl", 9, "b.flac", "a whole recording", "half of one", Effect.STOP))
+    with pytest.raises(DataError, match=r"(?s)4: no sound file\na\.jsonl:9: b\.flac: .*\na\.jsonl:3: silence"):
         preview.data_summary(make_config())

@@ -99,11 +99,11 @@ def describe_unused(form: Format, fields: tuple[UnusedField, ...]) -> list[str]:
 
 
 def _closest_field(form: Format, name: str) -> str | None:
-    """Return the field that the name is probably a misspelling of; None if no field is close."""
+    """Return the field that the name is probably a misspelling of; None if no other field is close."""
     prefix, own_name = _split(name)
     known = MESSAGE_FIELDS if prefix else form.fields
     close = get_close_matches(own_name.lower(), sorted(known), n=1, cutoff=SIMILARITY_CUTOFF)
-    return prefix + close[0] if close else None
+    return prefix + close[0] if close and close[0] != own_name else None
 
 
 def misspelling(form: Format, record: dict, missing: str) -> str | None:

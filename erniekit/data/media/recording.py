@@ -60,7 +60,10 @@ def clip_length(clip: Clip, sampling_rate: int = 16_000) -> int:
         DataError: a package is missing.
     """
     with _opened(clip) as file:
-        return _resampled(_stretch(clip, file), sampling_rate)
+        stretch = _stretch(clip, file)
+        if stretch.rate != sampling_rate:
+            _resampler(stretch)  # told before a run, and not when it reads the first such recording
+        return _resampled(stretch, sampling_rate)
 
 
 def read_clip(clip: Clip, sampling_rate: int = 16_000) -> np.ndarray:
@@ -261,16 +264,25 @@ def _mean_channel(block: np.ndarray) -> np.ndarray:
     return block[:, 0] if channels == 1 else np.einsum("nc->n", block) / np.float32(channels)  # faster than `mean`
 
 
-def _resample(blocks: Iterator[np.ndarray], stretch: Stretch, sampling_rate: int) -> np.ndarray:
-    """Join the blocks at the wanted rate. What the filter needs behind the end is silence."""
-    if stretch.rate == sampling_rate:
-        return np.concatenate(list(blocks))
+def _resampler(stretch: Stretch) -> Any:
+    """Return the library that changes the rate.
+
+    Raises:
+        DataError: it is missing.
+    """
     try:
         import soxr
     except ImportError:
         needed = f"recordings of {stretch.rate} samples a second: to resample them, install soxr ({INSTALL})"
         raise DataError(needed) from None
-    stream = soxr.ResampleStream(stretch.rate, sampling_rate, 1, dtype="float32")
+    return soxr
+
+
+def _resample(blocks: Iterator[np.ndarray], stretch: Stretch, sampling_rate: int) -> np.ndarray:
+    """Join the blocks at the wanted rate. What the filter needs behind the end is silence."""
+    if stretch.rate == sampling_rate:
+        return np.concatenate(list(blocks))
+    stream = _resampler(stretch).ResampleStream(stretch.rate, sampling_rate, 1, dtype="float32")
     parts = [stream.resample_chunk(block) for block in blocks]
     parts.append(stream.resample_chunk(np.zeros(2 + 2 * stretch.rate // sampling_rate, np.float32), last=True))
     return np.concatenate(parts)[: _resampled(stretch, sampling_rate)]

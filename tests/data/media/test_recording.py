@@ -214,6 +214,9 @@ def test_a_missing_package_is_named_with_its_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "soxr", None)
     with pytest.raises(DataError, match=r"soxr \(pip install 'erniekit\[audio\]'\)"):
         read_clip(Clip(path))
+    with pytest.raises(DataError, match=r"8000 samples a second: .* soxr"):
+        clip_length(Clip(path))  # before a run, which would stop at the first such recording
+    assert clip_length(Clip(path), 8000) == 1600
     monkeypatch.setitem(__import__("sys").modules, "soundfile", None)
     with pytest.raises(DataError, match=r"soundfile \(pip install 'erniekit\[audio\]'\)"):
         clip_length(Clip(path))
