@@ -120,6 +120,7 @@ def main() -> int:
         "eos_token": END,
         "pad_token": SPECIAL_TOKENS[0],
         "additional_special_tokens": [token for token in SPECIAL_TOKENS if token not in (END, SPECIAL_TOKENS[0])],
+        "model_input_names": ["input_ids", "attention_mask"],  # Qwen2-Audio takes no token_type_ids
         "model_max_length": DECODER["max_position_embeddings"],
         "clean_up_tokenization_spaces": False,
     }
