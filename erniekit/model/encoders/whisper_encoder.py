@@ -50,8 +50,8 @@ class WhisperEncoder(nn.Layer):
         super().__init__()
         self.pooled, self.states_of_frames = pooled, states_of_frames
         hidden = sizes.hidden_size
-        self.conv1 = _convolution(sizes.num_mel_bins, hidden, stride=1)
-        self.conv2 = _convolution(hidden, hidden, stride=FRAMES_PER_STATE)
+        self.conv1 = Convolution(sizes.num_mel_bins, hidden, stride=1)
+        self.conv2 = Convolution(hidden, hidden, stride=FRAMES_PER_STATE)
         self.embed_positions = Positions(sizes.max_source_positions, hidden)
         tp = replace(tp, sequence_parallel=False)  # all states are on every rank
         self.layers = nn.LayerList(WhisperEncoderLayer(sizes, tp) for _ in range(sizes.num_hidden_layers))
@@ -70,8 +70,8 @@ class WhisperEncoder(nn.Layer):
         all_states = features_AMT.shape[2] // FRAMES_PER_STATE
         heard = self._heard_states(frames_A, all_states)
         features_AMT = features_AMT[:, :, : heard * FRAMES_PER_STATE + KERNEL - 1]  # all that these states depend on
-        x_ATH = gelu(_convolved(features_AMT.astype(self.conv1.weight.dtype), self.conv1))
-        x_ASH = gelu(_convolved(x_ATH.transpose([0, 2, 1]), self.conv2))[:, :heard]
+        x_ATH = gelu(self.conv1(features_AMT.astype(self.conv1.weight.dtype)))
+        x_ASH = gelu(self.conv2(x_ATH.transpose([0, 2, 1])))[:, :heard]
         x_ASH = self.embed_positions(x_ASH)
         plan = self._attention_plan(frames_A, x_ASH.shape[1])
         for layer in self.layers:
@@ -104,6 +104,18 @@ class WhisperEncoder(nn.Layer):
         for window, count in enumerate(seen):
             indices_A1S2[window, :, :count, 0] = states
         return AttentionPlan.build(indices_A1S2, causal=False)
+
+
+class Convolution(nn.Conv1D):
+    """Columns [A, M, T] -> rows of states [A, T / stride, H], to which a bias is added in less time than to columns."""
+
+    def __init__(self, inputs: int, outputs: int, *, stride: int) -> None:
+        zeros = paddle.ParamAttr(initializer=ZEROS)
+        super().__init__(inputs, outputs, KERNEL, stride=stride, padding=1, weight_attr=zeros, bias_attr=zeros)
+
+    def forward(self, x_AMT: paddle.Tensor) -> paddle.Tensor:
+        x_AHT = F.conv1d(x_AMT, self.weight, stride=self._stride, padding=self._padding)
+        return add_bias(x_AHT.transpose([0, 2, 1]), self.bias)
 
 
 class Positions(nn.Layer):
@@ -154,14 +166,3 @@ class WhisperAttention(nn.Layer):
         heads = [windows, states, -1, self.head_dim]
         q, k, v = (linear(x_ASH).reshape(heads) for linear in (self.q_proj, self.k_proj, self.v_proj))
         return self.out_proj(plan.attend(q, k, v).reshape([windows, states, -1]))
-
-
-def _convolution(inputs: int, outputs: int, *, stride: int) -> nn.Conv1D:
-    zeros = paddle.ParamAttr(initializer=ZEROS)
-    return nn.Conv1D(inputs, outputs, KERNEL, stride=stride, padding=1, weight_attr=zeros, bias_attr=zeros)
-
-
-def _convolved(x_AMT: paddle.Tensor, layer: nn.Conv1D) -> paddle.Tensor:
-    """Return rows of states, [A, T / stride, H], to which the bias is added in less time than to columns."""
-    x_AHT = F.conv1d(x_AMT, layer.weight, stride=layer._stride, padding=layer._padding)
-    return add_bias(x_AHT.transpose([0, 2, 1]), layer.bias)
