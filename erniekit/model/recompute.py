@@ -41,7 +41,7 @@ class Recompute:
 
     def __call__(self, layer: DecoderLayer, x_BSH: paddle.Tensor, context: BatchContext) -> paddle.Tensor:
         """Run `layer(x_BSH, context)`; in training, from `first_layer` on, without keeping activations."""
-        if layer.layer < self.first_layer or _has_no_graph(layer, x_BSH):
+        if not layer.training or not paddle.is_grad_enabled() or layer.layer < self.first_layer:
             return layer(x_BSH, context)
         if self.granularity == "full_attn":
             return layer(x_BSH, replace(context, run_attention=self._recompute))
@@ -50,7 +50,12 @@ class Recompute:
         return self._recompute(layer, x_BSH, context)
 
     def whole_layer(self, layer: nn.Layer, x: paddle.Tensor, *others: Any) -> paddle.Tensor:
-        """Run `layer(x, *others)`, a layer of an encoder; in training without keeping activations."""
+        """Run `layer(x, *others)`, a layer of an encoder; in training without keeping activations.
+
+        A frozen layer on a frozen input has none to keep. That is so on all ranks or on none, which cannot be said of
+        a layer of experts: of ranks that divide them, one may hold none that is trained, and the collectives that
+        recomputation repeats have to be repeated by all.
+        """
         return layer(x, *others) if _has_no_graph(layer, x) else self._recompute(layer, x, *others)
 
     def _recompute(self, function: Callable[..., paddle.Tensor], x: paddle.Tensor, *others: Any) -> paddle.Tensor:
