@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from erniekit.build import checks, notes
+from erniekit.build import checks
 from erniekit.config import Config
-from erniekit.distributed.topology import Topology, topology_from
 from erniekit.errors import UserError
 from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.architectures.published import published_model
@@ -45,73 +44,6 @@ FREE_OF_BIAS = ModelConfig.from_json({
 GELU = ModelConfig.from_json(CONFIGS["google/gemma-3-1b-it"])
 LORA = {"lora": True, "continue_training": True}
 NO_BIAS = "the routers of qwen3_moe have no correction bias"
-
-WARNINGS: dict[str, tuple[ModelConfig, dict[str, Any], list[str]]] = {
-    "nothing": (EXPERTS, {}, []),
-    "recompute": (
-        DENSE, {"recompute": True, "no_recompute_layers": 18},
-        ["`no_recompute_layers: 18` leaves no layer to recompute: the model has 18, so `recompute: true` has no "
-         "effect"],
-    ),
-    "recompute of one layer": (DENSE, {"recompute": True, "no_recompute_layers": 17}, []),
-    "no recompute": (DENSE, {"no_recompute_layers": 18}, []),
-    "a mix for experts": (
-        DENSE, LORA | {"weight_quantize_algo": "weight_only_mix"},
-        ["`weight_quantize_algo: weight_only_mix` is weight_only_int8 here: ernie4_5 has no experts, whose weights it "
-         "stores in int4"],
-    ),
-    "adapters leave routers": (
-        EXPERTS, LORA | {"moe_router_bias_update_rate": 0.5, "moe_orthogonal_loss_lambda": 0.1},
-        ["`moe_orthogonal_loss_lambda: 0.1` has no effect: adapters leave routers unchanged",
-         "`moe_router_bias_update_rate: 0.5` has no effect: adapters leave routers unchanged"],
-    ),
-    "no bias to move": (
-        FREE_OF_BIAS, {"moe_router_bias_update_rate": 0.5},
-        [f"`moe_router_bias_update_rate: 0.5` has no effect: {NO_BIAS}"],
-    ),
-    "no bias to leave": (
-        FREE_OF_BIAS, {"moe_use_aux_free": False}, [f"`moe_use_aux_free: false` has no effect: {NO_BIAS}"],
-    ),
-    "a bias that comes back": (
-        EXPERTS, LORA | {"moe_use_aux_free": False},
-        ["moe_use_aux_free: adapters hold no router, so merging them brings the correction bias back"],
-    ),
-    "another activation": (
-        GELU, {"fuse_swiglu": True},
-        [f"`fuse_swiglu: true` has no effect: {GELU.model_type} computes {GELU.architecture.activation} in its place"],
-    ),
-    "no bias": (EXPERTS, {"moe_use_aux_free": False}, []),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", WARNINGS)
-def test_what_has_no_effect_on_the_model_is_told(case: str) -> None:
-    model, values, lines = WARNINGS[case]
-    model = replace(model, num_nextn_predict_layers=0)
-    assert notes.model_notes(_config(**values), model, stored_mtp_layers=0) == lines
-
-
-@pytest.mark.parametrize(
-    ("group", "ranks", "lines"),
-    [
-        ("mp", 2, ["`moe_group: mp` has no effect: tensor_parallel_degree is 1"]),
-        ("data", 1, ["`moe_group: data` has no effect: no two ranks train on different data"]),
-        ("data", 2, []),
-    ],
-)
-def test_groups_of_experts_that_are_none_are_told(group: str, ranks: int, lines: list[str]) -> None:
-    config = _config(moe_group=group)
-    assert notes.expert_parallel_notes(config, EXPERTS, topology_from(config, ranks)) == lines
-
-
-def test_unequal_stages_are_told() -> None:
-    def told(**values: Any) -> list[str]:
-        config = _config(pipeline_parallel_degree=4, **values)
-        return notes.pipeline_notes(config, DENSE, topology_from(config))
-
-    (line,) = told()
-    assert "`pp_seg_method: layer:DecoderLayer` is read as uniform: 18 layers cannot be divided equally" in line
-    assert told(add_tail_layers=2) == told(pp_seg_method="uniform") == []
 
 
 def test_positions_of_the_model_are_enough() -> None:
@@ -236,10 +168,6 @@ def test_a_reference_is_the_model_that_is_named(tiny_base: Path) -> None:
     assert checks.reference_config(_config(stage="DPO"), own) is None
     named = _config(stage="DPO", ref_model_name_or_path=str(tiny_base))
     assert checks.reference_config(named, replace(own, num_hidden_layers=1)) == own
-
-
-def test_one_process_needs_no_stages() -> None:
-    assert notes.pipeline_notes(_config(), DENSE, Topology()) == []
 
 
 @pytest.mark.parametrize(
