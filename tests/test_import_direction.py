@@ -22,6 +22,7 @@ FLOORS = (
     ("distributed",),
     ("training",),
     ("hub",),
+    ("codecs",),
     ("model", "data"),
     ("config",),
 )

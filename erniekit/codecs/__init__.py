@@ -1,0 +1,1 @@
+"""Codecs: recordings to codes and back."""
