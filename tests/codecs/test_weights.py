@@ -70,5 +70,5 @@ def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
             weights.take(name, *shape)
     with pytest.raises(ModelFileError, match=r"has no place for\n  c.weight_g"):
         CodecWeights(tmp_path).refuse_others("a|z.*|bad")
-    with pytest.raises(ModelFileError, match="contains neither model.safetensors"):
+    with pytest.raises(ModelFileError, match=r"contains neither model\.safetensors"):
         CodecWeights(tmp_path / "nowhere")
