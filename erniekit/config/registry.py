@@ -23,6 +23,7 @@ from erniekit.config.sections import (
     precision,
     sft,
     training,
+    vocabulary,
 )
 
 SECTIONS: tuple[Section, ...] = (
@@ -39,6 +40,7 @@ SECTIONS: tuple[Section, ...] = (
     dpo.SECTION,
     fp8.SECTION,
     moe.SECTION,
+    vocabulary.SECTION,
     generation.SECTION,
 )
 PARAMETERS: Mapping[str, Parameter] = {item.name: item for section in SECTIONS for item in section.parameters}
