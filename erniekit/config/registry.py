@@ -24,6 +24,7 @@ from erniekit.config.sections import (
     precision,
     sft,
     training,
+    vocabulary,
 )
 
 SECTIONS: tuple[Section, ...] = (
@@ -40,6 +41,7 @@ SECTIONS: tuple[Section, ...] = (
     dpo.SECTION,
     fp8.SECTION,
     moe.SECTION,
+    vocabulary.SECTION,
     generation.SECTION,
     codes.SECTION,
 )
