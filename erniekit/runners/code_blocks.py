@@ -84,7 +84,7 @@ def encode_blocks(
     order, section = _order(records, config), config.codes
     size = section.samples_per_shard
     if section.codes_format == "shards":
-        size = max(1, min(size, len(order) // section.min_num_shards))
+        size = _shard_size(len(order), size, section.min_num_shards)
         _tell_changed_ids(records, order)
     starts = range(0, len(order), size)
     notes = [folder / WORK / f"block-{number:06d}.json" for number in range(len(starts))]
@@ -115,6 +115,11 @@ def encode_blocks(
             progress.block(block.count, block.seconds)
         told = progress.told()
     return _finish(folder, facts, records, blocks, config, told)
+
+
+def _shard_size(recordings: int, size: int, shards: int) -> int:
+    """Return the largest size up to `size` with which there are at least so many shards."""
+    return size if shards == 1 else max(1, min(size, -(-recordings // (shards - 1)) - 1))
 
 
 def _order(records: RecordList, config: Config) -> np.ndarray:
