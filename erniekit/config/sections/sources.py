@@ -16,6 +16,7 @@ FORMATS = (
     "`prompt`, `sharegpt` with `conversations`, the latter three with `chosen` and `rejected`. If it is left out, a "
     "file's first records decide, and the run says so."
 )
+TEXT_KINDS = ("erniekit", "alpaca", "messages", "sharegpt", "prompt_completion", "asr", "text")
 UNIT_KINDS = ("aligned_units",)  # records that are tokens without a template, for PT and SFT
 
 
@@ -23,9 +24,7 @@ def source_kinds(*more: str) -> dict[str, Any]:
     """Return the arguments that declare a list of data formats, with `more` choices."""
     return {
         "kind": TEXTS,
-        "choices": (
-            *("erniekit", "alpaca", "messages", "sharegpt", "prompt_completion", "asr", "text"), *UNIT_KINDS, *more,
-        ),  # fmt: skip
+        "choices": (*TEXT_KINDS, *UNIT_KINDS, *more),
         "spellings": {
             "chatml": "messages",
             "openai": "messages",
