@@ -26,6 +26,7 @@ from erniekit.config.sections.moe import MoeParameters
 from erniekit.config.sections.precision import PrecisionParameters
 from erniekit.config.sections.sft import SftParameters
 from erniekit.config.sections.training import TrainingParameters
+from erniekit.config.sections.units import UnitParameters
 from erniekit.config.stages import STAGES, Stage
 from erniekit.config.values import format_value, other_device
 from erniekit.errors import ConfigurationError
@@ -59,6 +60,7 @@ class Config:
     fp8: Fp8Parameters
     moe: MoeParameters
     generation: GenerationParameters
+    units: UnitParameters
     messages: tuple[str, ...]
     path: Path | None
     verb: str

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from erniekit.data.conversation import Conversation, PlainText, Preference, Source
-from erniekit.data.encode import encoder_of
+from erniekit.data.encode import SourceRun, encoder_of
 from erniekit.data.formats.format import Record
 from erniekit.data.formats.problems import Effect, RecordProblem, SourceProblems
 from erniekit.data.formats.registry import FORMATS, PAIR_KINDS, recognise
@@ -103,13 +103,13 @@ def tokenise(
         if not problems.skips(problem):
             problems.add(problem)
             return
-    encode = encoder_of(source.kind)
+    encode, run = encoder_of(source.kind), SourceRun(source, settings, counts, problems)
     for block in _blocks(source, counts, unused, problems, block_records):
         samples: list[Sample] = []
         lines: list[int] = []
         promising = _without_hopeless(block, source, settings, counts, problems)
         readable, recordings = _with_recordings(promising, source, settings, problems)
-        for line, sample in encode(readable, recordings, source, settings, counts, problems):
+        for line, sample in encode(readable, recordings, run):
             samples.append(sample)
             lines.append(line)
         yield samples, lines

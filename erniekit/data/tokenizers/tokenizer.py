@@ -156,7 +156,7 @@ def _panics_told(folder: Path) -> Iterator[None]:
     """Turn a panic of a library written in Rust, which no `except Exception` sees, into ModelFileError."""
     try:
         yield
-    except BaseException as error:
+    except BaseException as error:  # pyo3's PanicException is no Exception, and no module exports its class
         if type(error).__name__ != "PanicException":
             raise
         if (folder / TOKENIZER_FILE).is_file():
