@@ -23,6 +23,7 @@ from erniekit.config.sections import (
     precision,
     sft,
     training,
+    units,
     vocabulary,
 )
 
@@ -42,6 +43,7 @@ SECTIONS: tuple[Section, ...] = (
     moe.SECTION,
     vocabulary.SECTION,
     generation.SECTION,
+    units.SECTION,
 )
 PARAMETERS: Mapping[str, Parameter] = {item.name: item for section in SECTIONS for item in section.parameters}
 ALIASES: Mapping[str, Alias] = {alias.name: alias for section in SECTIONS for alias in section.aliases}
