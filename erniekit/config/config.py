@@ -27,6 +27,7 @@ from erniekit.config.sections.moe import MoeParameters
 from erniekit.config.sections.precision import PrecisionParameters
 from erniekit.config.sections.sft import SftParameters
 from erniekit.config.sections.training import TrainingParameters
+from erniekit.config.sections.units import UnitParameters
 from erniekit.config.sections.vocabulary import VocabularyParameters
 from erniekit.config.stages import STAGES, Stage
 from erniekit.config.values import format_value, other_device
@@ -62,6 +63,7 @@ class Config:
     moe: MoeParameters
     vocabulary: VocabularyParameters
     generation: GenerationParameters
+    units: UnitParameters
     codes: CodesParameters
     messages: tuple[str, ...]
     path: Path | None

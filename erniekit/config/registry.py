@@ -24,6 +24,7 @@ from erniekit.config.sections import (
     precision,
     sft,
     training,
+    units,
     vocabulary,
 )
 
@@ -43,6 +44,7 @@ SECTIONS: tuple[Section, ...] = (
     moe.SECTION,
     vocabulary.SECTION,
     generation.SECTION,
+    units.SECTION,
     codes.SECTION,
 )
 PARAMETERS: Mapping[str, Parameter] = {item.name: item for section in SECTIONS for item in section.parameters}
