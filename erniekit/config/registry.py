@@ -23,6 +23,8 @@ from erniekit.config.sections import (
     precision,
     sft,
     training,
+    units,
+    vocabulary,
 )
 
 SECTIONS: tuple[Section, ...] = (
@@ -39,7 +41,9 @@ SECTIONS: tuple[Section, ...] = (
     dpo.SECTION,
     fp8.SECTION,
     moe.SECTION,
+    vocabulary.SECTION,
     generation.SECTION,
+    units.SECTION,
 )
 PARAMETERS: Mapping[str, Parameter] = {item.name: item for section in SECTIONS for item in section.parameters}
 ALIASES: Mapping[str, Alias] = {alias.name: alias for section in SECTIONS for alias in section.aliases}
