@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 FIT_FACTS = "fit.json"  # in the folder of a fitted codec: what it was fitted on
 DEFAULT_LEVELS = 4
+LOG_MEL = "log_mel"  # of codec_features
 Sounds = Callable[[int], Iterator[np.ndarray]]  # of a sampling rate: the recordings to fit on
 
 
@@ -52,17 +54,21 @@ def _open(folder: Path, levels: int | None, device: str) -> Codec:
     from erniekit.codecs.open import open_codec
 
     if _needs_paddle(folder):
-        import_paddle()
-        from erniekit.model.device import use_device
-
-        use_device(device)
+        _select(device)
     return open_codec(folder, levels=levels)
+
+
+def _select(device: str) -> None:
+    import_paddle()
+    from erniekit.model.device import use_device
+
+    use_device(device)
 
 
 def _needs_paddle(folder: Path) -> bool:
     """Return whether a codec is a network; k-means over spectrograms needs NumPy alone."""
     described = read_json_object(folder / "config.json")
-    return described.get("model_type") not in FITTED or "hidden" in json.dumps(described)
+    return described.get("model_type") not in FITTED or described.get("features") == "hidden_states"
 
 
 def fit_request(config: Config) -> dict[str, Any]:
@@ -130,4 +136,27 @@ def _fit_residual(config: Config, sounds: Sounds, folder: Path) -> None:
 
 
 def _fit_units(config: Config, sounds: Sounds, folder: Path) -> None:
-    raise NotImplementedError
+    from erniekit.codecs.kmeans import HIDDEN_STATES, KMeansConfig, fit_kmeans, open_features
+
+    section = config.codes
+    described = KMeansConfig(codebook_size=section.codebook_size)
+    if section.codec_features != LOG_MEL:
+        model = find_model_folder(section.codec_features, chosen_hub(config), parameter="codec_features").absolute()
+        _select(config.basic.device)
+        layer = _last_layer(model) if section.codec_layer is None else section.codec_layer
+        described = replace(described, features=HIDDEN_STATES, model=str(model), layer=layer)
+    features = open_features(described)
+    fit_kmeans(
+        sounds(features.sampling_rate),
+        described,
+        features,
+        max_seconds=section.codec_fit_seconds,
+        seed=config.training.seed,
+    ).save(folder)
+
+
+def _last_layer(model: Path) -> int:
+    from erniekit.codecs.hubert import SpeechModelConfig
+
+    path = model / "config.json"
+    return SpeechModelConfig.from_json(path, read_json_object(path)).num_hidden_layers
