@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from erniekit.build.adapters import AdapterPlan, starts_from_adapters
 from erniekit.build.checks import (
+    as_weights_have_it,
     check_dense_mask,
     dense_mask_size,
     open_tokenizer_of,
@@ -158,7 +159,7 @@ def open_model(
 
     model_config = read_model_config(config)
     model = build_model(
-        model_config,
+        as_weights_have_it(model_config, weights),
         weights,
         seed=config.training.seed,
         hidden_dropout=config.basic.hidden_dropout_prob,
