@@ -27,6 +27,7 @@ from erniekit.config.sections.precision import PrecisionParameters
 from erniekit.config.sections.sft import SftParameters
 from erniekit.config.sections.training import TrainingParameters
 from erniekit.config.sections.units import UnitParameters
+from erniekit.config.sections.vocabulary import VocabularyParameters
 from erniekit.config.stages import STAGES, Stage
 from erniekit.config.values import format_value, other_device
 from erniekit.errors import ConfigurationError
@@ -59,8 +60,9 @@ class Config:
     dpo: DpoParameters
     fp8: Fp8Parameters
     moe: MoeParameters
-    generation: GenerationParameters
+    vocabulary: VocabularyParameters
     units: UnitParameters
+    generation: GenerationParameters
     messages: tuple[str, ...]
     path: Path | None
     verb: str

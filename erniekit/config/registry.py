@@ -24,6 +24,7 @@ from erniekit.config.sections import (
     sft,
     training,
     units,
+    vocabulary,
 )
 
 SECTIONS: tuple[Section, ...] = (
@@ -40,8 +41,9 @@ SECTIONS: tuple[Section, ...] = (
     dpo.SECTION,
     fp8.SECTION,
     moe.SECTION,
-    generation.SECTION,
+    vocabulary.SECTION,
     units.SECTION,
+    generation.SECTION,
 )
 PARAMETERS: Mapping[str, Parameter] = {item.name: item for section in SECTIONS for item in section.parameters}
 ALIASES: Mapping[str, Alias] = {alias.name: alias for section in SECTIONS for alias in section.aliases}
