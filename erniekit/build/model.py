@@ -19,7 +19,7 @@ from erniekit.build.checks import (
 from erniekit.build.parts import frozen_parts
 from erniekit.build.precision import apply_mixed_precision, choose_kernels
 from erniekit.build.quantization import quantization_from
-from erniekit.build.tokenizer import transcription_request, warn_of_unused_request
+from erniekit.build.tokenizer import renders_dialogues, transcription_request, warn_of_unused_request
 from erniekit.config import Config
 from erniekit.config.sections.basic import template_variables
 from erniekit.data.dataset import Dataset
@@ -88,7 +88,7 @@ def open_tokenizer(config: Config) -> tuple[Tokenizer, Template | None]:
     variables = template_variables(config.basic)
     request = transcription_request(config)
     tokenizer, template = open_tokenizer_of(
-        model_folder(config), with_template=not config.stage.reads_text, variables=variables, request=request
+        model_folder(config), with_template=renders_dialogues(config), variables=variables, request=request
     )
     if template is not None:
         warn_of_unused_variables(template, variables)

@@ -32,7 +32,7 @@ from erniekit.build.checks import (
 from erniekit.build.layout import partition_layers
 from erniekit.build.notes import expert_parallel_notes, model_notes, pipeline_notes, run_notes
 from erniekit.build.parts import frozen_parts, part_notes
-from erniekit.build.tokenizer import transcription_request
+from erniekit.build.tokenizer import renders_dialogues, transcription_request
 from erniekit.config import Config
 from erniekit.config.sections.basic import template_variables
 from erniekit.config.sections.dpo import compares_with_reference
@@ -148,7 +148,7 @@ def _check_model_folder(config: Config, found: Findings) -> tuple[Path | None, M
 
 def _check_tokenizer(config: Config, found: Findings, folder: Path, model: ModelConfig | None) -> None:
     """Check the tokenizer, and its template where the stage or the verb renders dialogues."""
-    with_template = not config.stage.reads_text or config.verb in ANSWERING
+    with_template = renders_dialogues(config) or config.verb in ANSWERING
     variables = template_variables(config.basic)
     request = transcription_request(config)
     found.attempt(check_tokenizer, folder, model, with_template=with_template, variables=variables, request=request)
