@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+ALIGNED_UNITS = "aligned_units"  # the kind of the records whose speech and text are interleaved
+
 
 class AlignedWord(NamedTuple):
     """A word of a recording and the stretch in which it is said, in seconds from the beginning."""

@@ -14,7 +14,9 @@ from erniekit.data.formats.problems import MalformedError, describe_value, parse
 from erniekit.data.units import AlignedUnits, AlignedWord
 
 WORD_FIELDS = ("word", "text")  # of an item of `words`
-FIELDS = frozenset({"units", "words", "alignment", "tier", "recording", "duration", "units_per_second"})
+WORDS = ("words", "alignment")  # in the record or in a file
+FIELDS = frozenset({"units", *WORDS, "tier", "recording", "duration", "units_per_second"})
+MAX_DIFFERENCE_S = 0.1  # between the durations of a record and of its alignment
 MAX_UNIT = 1 << 31
 _UNIT = re.compile(r"\d{1,10}", re.ASCII)
 _EXPECTED_UNITS = "a list of whole numbers from 0, or a text of them with spaces between"
@@ -22,7 +24,7 @@ _EXPECTED_UNITS = "a list of whole numbers from 0, or a text of them with spaces
 
 def is_aligned_record(record: dict) -> bool:
     """Return whether a record has units and the times of words."""
-    return record.get("units") is not None and any(record.get(name) is not None for name in ("words", "alignment"))
+    return record.get("units") is not None and any(record.get(name) is not None for name in WORDS)
 
 
 def parse_aligned_units(record: dict) -> AlignedUnits:
@@ -111,4 +113,8 @@ def with_alignment(record: Record, value: dict, folders: Sequence[str]) -> Recor
         expected = f"a file below {' or '.join(folders)}"
         raise MalformedError("alignment", expected, f"{shorten(name, 100)}: {reason}")
     words, duration = read_alignment(path, tier, recording)
-    return replace(record, words=words, duration=record.duration or duration, alignment=path)
+    if duration is not None and abs((record.duration or duration) - duration) > MAX_DIFFERENCE_S:
+        assert record.duration is not None
+        expected = f"{duration:g} s, at which the words of {name} end"
+        raise MalformedError("duration", expected, f"{record.duration:g}")
+    return replace(record, words=words, duration=duration or record.duration, alignment=path)
