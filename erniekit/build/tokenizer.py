@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from erniekit.config import Config
-from erniekit.config.sections.sources import READY
+from erniekit.config.sections.sources import UNIT_KINDS
 from erniekit.data.templates.ernie import Template
 from erniekit.data.templates.mistral import MistralTemplate
 from erniekit.data.templates.transcription import DEFAULT_REQUEST, LANGUAGE_FIELD, Request
@@ -40,7 +40,7 @@ def renders_dialogues(config: Config) -> bool:
     kinds = {*config.training.train_dataset_type}
     if config.evaluation.eval_dataset_path:
         kinds |= {*config.evaluation.eval_dataset_type}
-    return not config.stage.reads_text and not kinds <= {*READY}
+    return not config.stage.reads_text and not kinds <= {*UNIT_KINDS}
 
 
 def transcription_request(config: Config) -> Request:

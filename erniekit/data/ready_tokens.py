@@ -8,23 +8,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from erniekit.data.conversation import Source
-from erniekit.data.formats.problems import Effect, RecordProblem, SourceProblems
+from erniekit.data.formats.problems import Effect, RecordProblem
 from erniekit.data.placeholders import Recordings
 from erniekit.data.templates.ernie import IGNORE_INDEX, Sample
 from erniekit.data.units import TokenIds
 
 if TYPE_CHECKING:
-    from erniekit.data.tokenize import NumberedRecord, RecordCounts, TokenizationSettings
+    from erniekit.data.encode import SourceRun
+    from erniekit.data.tokenize import NumberedRecord
 
 
 def encode_token_ids(
-    block: list[NumberedRecord],
-    recordings: Recordings,
-    source: Source,
-    settings: TokenizationSettings,
-    counts: RecordCounts,
-    problems: SourceProblems,
+    block: list[NumberedRecord], recordings: Recordings, run: SourceRun
 ) -> Iterator[tuple[int, Sample]]:
     """Yield the sample of each record with its line.
 
@@ -32,6 +27,7 @@ def encode_token_ids(
     refused, as `over_length` says.
     """
     del recordings
+    source, settings, counts, problems = run
     limit, size = settings.max_seq_len, settings.tokenizer.vocab_size
     for line, record in block:
         assert isinstance(record, TokenIds)

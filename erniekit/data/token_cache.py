@@ -33,7 +33,7 @@ ARRAYS = {
 }  # fmt: skip
 # Of data with recordings: for each sample its clips, as JSON text, and where that begins. Others have no such files.
 CLIP_ARRAYS = {"clips": "u1", "clip_offsets": "<i8"}
-# Of data with packs: where in each sample further documents begin, and where these numbers do. Others have no such files.
+# Of data with packs: where in each sample further documents begin, and where these numbers do.
 DOCUMENT_ARRAYS = {"documents": "<i4", "document_offsets": "<i8"}
 _OPTIONAL = {"clips": CLIP_ARRAYS, "documents": DOCUMENT_ARRAYS}
 ABANDONED_AFTER_S = 3600.0  # a temporary folder unchanged for so long belongs to a dead process

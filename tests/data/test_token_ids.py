@@ -54,7 +54,10 @@ def test_lines_and_fields_hold_the_same():
 @pytest.mark.parametrize(
     ("record", "says"),
     [
-        ({"text": "5 six 7"}, "input_ids: expected token ids, whole numbers from 0 with spaces between them, got 'six'"),
+        (
+            {"text": "5 six 7"},
+            "input_ids: expected token ids, whole numbers from 0 with spaces between them, got 'six'",
+        ),
         ({"text": "5 -6 7"}, "got '-6'"),
         ({"text": "5 6.0"}, "got '6.0'"),
         ({"text": "5 6|5"}, "labels: expected as many labels as ids (2), got 1"),
@@ -84,7 +87,9 @@ def test_problems_have_lines_and_the_other_lines_stay(tokenizer, tmp_path):
     assert f"{path}:2: input_ids: expected token ids" in message and "got an empty line" in message
     assert f"{path}:3: input_ids" in message
     last = tokenizer.vocab_size - 1
-    assert f"{path}:4: input_ids[1]: expected ids from 0 to {last:,}, which the tokenizer has, got {last + 1:,}" in message
+    assert (
+        f"{path}:4: input_ids[1]: expected ids from 0 to {last:,}, which the tokenizer has, got {last + 1:,}" in message
+    )
     assert "3 problems" in message
     kept = opened(path, tokenizer, tmp_path, on_bad_record="skip")
     assert [kept.sample(index).labels.tolist() for index in range(len(kept))] == [[5, 6], [7, 8]]
@@ -104,13 +109,25 @@ def test_its_type_is_recognised_where_it_is_certain(tmp_path):
 @pytest.mark.proves("train_dataset_type")
 @pytest.mark.parametrize("stage", ["PT", "SFT"])
 def test_stages_of_documents_read_ids(stage):
-    values = {"stage": stage, "output_dir": "o", "model_name_or_path": "m", "train_dataset_path": "d.txt", "train_dataset_type": "token_ids"}
+    values = {
+        "stage": stage,
+        "output_dir": "o",
+        "model_name_or_path": "m",
+        "train_dataset_path": "d.txt",
+        "train_dataset_type": "token_ids",
+    }
     assert Config.from_mapping(values).training.train_dataset_type == ("token_ids",)
 
 
 def test_pairs_cannot_be_read_from_ids():
-    values = {"stage": "DPO", "output_dir": "o", "model_name_or_path": "m", "train_dataset_path": "d.txt", "train_dataset_type": "token_ids"}
-    with pytest.raises(ConfigurationError, match="reads pairs of answers, and `token_ids` has none"):
+    values = {
+        "stage": "DPO",
+        "output_dir": "o",
+        "model_name_or_path": "m",
+        "train_dataset_path": "d.txt",
+        "train_dataset_type": "token_ids",
+    }
+    with pytest.raises(ConfigurationError, match="reads pairs of answers, not"):
         Config.from_mapping(values)
 
 
@@ -160,7 +177,7 @@ def test_rows_are_the_lines_in_their_order(tokenizer, tmp_path):
     plan = StepPlan(
         again, max_seq_len=64, packing=False, greedy=False, window=1, batch_size=2, accumulation=1, shuffle=False
     )
-    rows = [row for step in range(3) for batch in plan.step(step) for row in batch.samples if row]
+    rows = [row for step in range(3) for batch in plan.micro_batches(step) for row in batch.samples if row]
     assert rows[:5] == [(0,), (1,), (2,), (3,), (4,)]
     for number, pack in enumerate(packs):
         sample = again.sample(number)
@@ -180,7 +197,7 @@ def test_a_long_pack_is_cut_and_a_long_dialogue_is_dropped_or_refused(tokenizer,
     labelled = "5 6 7 8 9 10 11|-100 6 7 8 9 10 11"
     short = "5 6|-100 6"
     kept = opened(written(tmp_path, labelled, short, name="sft.txt"), tokenizer, tmp_path, max_seq_len=5)
-    assert len(kept) == 1 and "1 too long" in str(kept.report)
+    assert len(kept) == 1 and "1 dropped (longer than max_seq_len)" in str(kept.report)
     with pytest.raises(DataError, match=r"sft.txt:1: length: expected at most 5 tokens \(max_seq_len\), got 6"):
         opened(tmp_path / "sft.txt", tokenizer, tmp_path, max_seq_len=5, over_length="error")
 

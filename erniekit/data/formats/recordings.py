@@ -84,7 +84,11 @@ def with_recordings(record: dict, parsed: Record) -> Record:
     name = next((name for name in AUDIO_LISTS if record.get(name) is not None), None)
     if isinstance(parsed, (PlainText, TokenIds)):
         if name is not None:
-            raise MalformedError(name, "plain text" if isinstance(parsed, PlainText) else "token ids", "a recording, which only dialogues can have (stage SFT)")
+            raise MalformedError(
+                name,
+                "plain text" if isinstance(parsed, PlainText) else "token ids",
+                "a recording, which only dialogues can have (stage SFT)",
+            )
         return parsed
     if isinstance(parsed, Preference):
         answers = (*parsed.chosen, *parsed.rejected)

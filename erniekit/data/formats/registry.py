@@ -46,7 +46,15 @@ from erniekit.data.formats.problems import SCORES, MalformedError, RecordProblem
 from erniekit.data.formats.recordings import AUDIO_LISTS, with_recordings
 from erniekit.data.formats.sharegpt import parse_sharegpt
 from erniekit.data.formats.table import hub_cache_folders, is_hub_dataset
-from erniekit.data.formats.token_ids import FIELDS, LABELS, TOKEN_IDS, is_token_ids, parse_token_ids, with_empty_lines
+from erniekit.data.formats.token_ids import (
+    FIELDS,
+    LABELS,
+    TOKEN_IDS,
+    begins_with_id,
+    is_token_ids,
+    parse_token_ids,
+    with_empty_lines,
+)
 from erniekit.data.formats.unused_fields import BOOKKEEPING_FIELDS, UnusedFields, misspelling
 from erniekit.data.units import ALIGNED_UNITS
 
@@ -260,8 +268,8 @@ def recognise(path: str | Path, kind: str) -> str | RecordProblem:
             return RecordProblem(str(path), items[0][0], refused.field, _CONTENTS[declared.records], got)
     if any(declared.fits(record) for record in records):
         return kind
-    if kind == TOKEN_IDS and all(record.keys() == {FIELDS[1]} for record in records):
-        return kind  # lines of a text file, which reading judges one by one
+    if kind == TOKEN_IDS and all(begins_with_id(record) for record in records):
+        return kind  # reading judges the lines of a text file one by one
     found = [other for other, form in FORMATS.items() if all(form.fits(record) for record in records)]
     alike = [other for other in found if _one_stage_reads(declared, FORMATS[other])]
     if len(alike) == 1:

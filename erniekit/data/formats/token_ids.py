@@ -49,6 +49,12 @@ def is_token_ids(record: dict) -> bool:
     return True
 
 
+def begins_with_id(record: dict) -> bool:
+    """Return whether a record is a line that begins as one of ids does."""
+    text = record.get("text")
+    return record.keys() == {"text"} and isinstance(text, str) and text.lstrip()[:1].isdecimal()
+
+
 def parse_token_ids(record: dict) -> TokenIds:
     """Return the sample of a record.
 
@@ -93,7 +99,7 @@ def _numbers(value: object, name: str) -> tuple[int, ...]:
 
 
 def with_empty_lines(path: str | Path, items: Iterator[tuple[int, Item] | RecordProblem]) -> Iterator:
-    """Yield the lines of a text file, and a problem for each empty one between two others: a sample is missing there."""
+    """Yield the lines of a text file, and a problem for each empty one between two others, where one is missing."""
     last = 0
     for item in items:
         line = item.line if isinstance(item, RecordProblem) else item[0]
