@@ -51,6 +51,16 @@ class Turn:
     clips: tuple[ContentClip, ...] = ()
     units_and_texts: tuple[Part, ...] = ()
 
+    def written(self, unit_token: str = "<|unit{}|>") -> str:
+        """Return the content with units as their tokens, for people to read."""
+        if not self.units_and_texts:
+            return self.content
+        parts = [part.value for part in self.units_and_texts if part.value is not None]
+        return "".join(
+            part if isinstance(part, str) else "".join(unit_token.replace("{}", str(code)) for code in part.codes)
+            for part in parts
+        )
+
     @property
     def parts(self) -> list[str | Clip]:
         """The content with the recordings in their places, without units; no text is empty."""

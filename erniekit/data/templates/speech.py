@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -32,6 +32,16 @@ class UnitText:
     def known(self) -> int:
         """The number of units for which the tokenizer has a token."""
         return len(unit_ids(self.tokenizer, self.unit_token))
+
+    @cached_property
+    def _special_ids(self) -> frozenset[int]:
+        """The tokens of units that the tokenizer leaves out of a text as control tokens."""
+        control = {self.tokenizer.token_id(token) for token in self.tokenizer.control_tokens}
+        return frozenset(control.intersection(unit_ids(self.tokenizer, self.unit_token))) - {None}
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of an answer, in which units are their tokens, also where these are control tokens."""
+        return self.tokenizer.decode(ids, skip_special_tokens=self._special_ids.isdisjoint(ids))
 
     def of(self, units: Units) -> str:
         """Return the tokens of units, one after the other.
