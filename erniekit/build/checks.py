@@ -21,7 +21,7 @@ from erniekit.config.sections.codes import FITTED
 from erniekit.data import PLAN_VERSION
 from erniekit.data.formats.table import is_hub_dataset
 from erniekit.data.templates.ernie import Template, chat_template
-from erniekit.data.templates.transcription import DEFAULT_REQUEST, Request
+from erniekit.data.templates.transcription import DEFAULT_REQUEST, DEFAULT_SPEECH, Request, Speech
 from erniekit.data.tokenizers.extend import declared_ids
 from erniekit.data.tokenizers.files import TOKENIZER_FILES, needs_paddlenlp
 from erniekit.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
@@ -161,18 +161,20 @@ def open_tokenizer_of(
     with_template: bool,
     variables: Mapping[str, Any] | None = None,
     request: Request = DEFAULT_REQUEST,
+    speech: Speech = DEFAULT_SPEECH,
 ) -> tuple[Tokenizer, Template | None]:
     """Return the tokenizer of a folder, with its chat template if dialogues are read.
 
     Args:
         variables: variables of the chat template, such as `enable_thinking`.
         request: how transcripts are asked for.
+        speech: how units of speech stand in dialogues.
 
     Raises:
         UserError: a file is missing or damaged, or the template cannot be used.
     """
     tokenizer = load_tokenizer(folder)
-    return tokenizer, chat_template(tokenizer, variables, request) if with_template else None
+    return tokenizer, chat_template(tokenizer, variables, request, speech) if with_template else None
 
 
 def warn_of_unused_variables(template: Template, variables: Mapping[str, Any]) -> None:
@@ -189,6 +191,7 @@ def check_tokenizer(
     with_template: bool,
     variables: Mapping[str, Any] | None = None,
     request: Request = DEFAULT_REQUEST,
+    speech: Speech = DEFAULT_SPEECH,
 ) -> None:
     """Raise UserError if the tokenizer of a folder cannot be used, or does not belong to the model.
 
@@ -196,7 +199,9 @@ def check_tokenizer(
     """
     if needs_paddlenlp(folder):
         return
-    tokenizer, _ = open_tokenizer_of(folder, with_template=with_template, variables=variables, request=request)
+    tokenizer, _ = open_tokenizer_of(
+        folder, with_template=with_template, variables=variables, request=request, speech=speech
+    )
     if model_config is not None:
         check_vocabulary(model_config, tokenizer)
 

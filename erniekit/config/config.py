@@ -62,9 +62,9 @@ class Config:
     fp8: Fp8Parameters
     moe: MoeParameters
     vocabulary: VocabularyParameters
-    generation: GenerationParameters
     units: UnitParameters
     codes: CodesParameters
+    generation: GenerationParameters
     messages: tuple[str, ...]
     path: Path | None
     verb: str

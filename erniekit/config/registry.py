@@ -43,9 +43,9 @@ SECTIONS: tuple[Section, ...] = (
     fp8.SECTION,
     moe.SECTION,
     vocabulary.SECTION,
-    generation.SECTION,
     units.SECTION,
     codes.SECTION,
+    generation.SECTION,
 )
 PARAMETERS: Mapping[str, Parameter] = {item.name: item for section in SECTIONS for item in section.parameters}
 ALIASES: Mapping[str, Alias] = {alias.name: alias for section in SECTIONS for alias in section.aliases}
