@@ -371,7 +371,7 @@ def dense_mask_size(config: Config, training: Dataset | None = None, evaluation:
     budget = config.acceleration.batch_tokens  # rows x length <= budget, so the longest rows make the largest mask
 
     def mask_bytes(dataset: Dataset, rows: int) -> int:
-        longest = dataset.lengths.sum() if config.acceleration.packing else dataset.lengths.max()
+        longest = dataset.longest.sum() if config.acceleration.packing else dataset.longest.max()
         length = min(config.training.max_seq_len, int(longest))
         return 4 * (max(1, budget // length) if budget else rows) * length**2
 
