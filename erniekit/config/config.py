@@ -15,6 +15,7 @@ from erniekit.config.resolve import resolve
 from erniekit.config.sections.acceleration import AccelerationParameters
 from erniekit.config.sections.basic import BasicParameters
 from erniekit.config.sections.checkpoint import CheckpointParameters
+from erniekit.config.sections.codes import CodesParameters
 from erniekit.config.sections.distributed import DistributedParameters
 from erniekit.config.sections.dpo import DpoParameters
 from erniekit.config.sections.evaluation import EvaluationParameters
@@ -63,6 +64,7 @@ class Config:
     vocabulary: VocabularyParameters
     units: UnitParameters
     generation: GenerationParameters
+    codes: CodesParameters
     messages: tuple[str, ...]
     path: Path | None
     verb: str

@@ -12,6 +12,7 @@ from erniekit.config.sections import (
     acceleration,
     basic,
     checkpoint,
+    codes,
     distributed,
     dpo,
     evaluation,
@@ -44,6 +45,7 @@ SECTIONS: tuple[Section, ...] = (
     vocabulary.SECTION,
     units.SECTION,
     generation.SECTION,
+    codes.SECTION,
 )
 PARAMETERS: Mapping[str, Parameter] = {item.name: item for section in SECTIONS for item in section.parameters}
 ALIASES: Mapping[str, Alias] = {alias.name: alias for section in SECTIONS for alias in section.aliases}

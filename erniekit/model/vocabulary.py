@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from erniekit.model.architectures.plain_decoder import EMBEDDING, HEAD
 
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
     from erniekit.model.architectures.model_config import ModelConfig
 
-NORMAL, MEAN = "normal", "mean"
+NewTokenInit = Literal["normal", "mean"]
+NORMAL: NewTokenInit = "normal"
+MEAN: NewTokenInit = "mean"
 SIZE_MULTIPLE = 64  # of rows, if there have to be more of them, so that the usual tensor-parallel degrees divide them
 NEW_ROWS = "new_rows"  # the parameter beside a frozen embedding or head
 
@@ -33,11 +35,11 @@ class GrownVocabulary:
     Attributes:
         first: the id of the first new token: the largest id of the tokenizer as it was, plus 1.
         count: the number of new tokens; their ids are consecutive.
-        old_size: the rows that the files of the model hold. Rows from `first` on had no token.
+        old_size: the rows that the files of the model hold; those in the places of new tokens had no token before.
         size: the rows of the grown model (`grown_size`).
         init: "normal": N(0, initializer_range), drawn from `seed` and the name of the weight; "mean": the mean of the
-            rows below `first`. Rows behind those of the new tokens, which no token has, are the mean in either case,
-            so that they are the same in every program that grows the model, and never likely.
+            rows below `first`. Rows that no token has, up to `size`, are the mean in either case, so that they are the
+            same in every program that grows the model, and never likely.
         seed: of the draws.
         trained: whether new rows are trained beside adapters; a run that trains all weights trains them anyway.
     """
@@ -46,7 +48,7 @@ class GrownVocabulary:
     count: int
     old_size: int
     size: int
-    init: Literal["normal", "mean"] = NORMAL
+    init: NewTokenInit = NORMAL
     seed: int = 0
     trained: bool = True
 
@@ -54,6 +56,11 @@ class GrownVocabulary:
     def ids(self) -> range:
         """The ids of the new tokens."""
         return range(self.first, self.first + self.count)
+
+    @property
+    def kept_until(self) -> int:
+        """The rows that are either those of the file or those of new tokens; padding follows."""
+        return max(self.old_size, self.first + self.count)
 
     def __str__(self) -> str:
         """For one line of a log."""
@@ -72,7 +79,7 @@ def grown_vocabulary(
     first: int,
     count: int,
     *,
-    init: Literal["normal", "mean"] = NORMAL,
+    init: NewTokenInit = NORMAL,
     seed: int = 0,
     trained: bool = True,
 ) -> GrownVocabulary:
@@ -118,8 +125,20 @@ def new_row_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return dict.fromkeys(new_row_names(config).values(), (vocabulary.count, config.hidden_size))
 
 
-def rows_from_first(vocabulary: GrownVocabulary, name: str, mean: np.ndarray, deviation: float) -> np.ndarray:
-    """Return the rows [first, size) of a grown weight, float32: those of the new tokens, then those of no token.
+class GrownParts(NamedTuple):
+    """The rows of a grown weight that its file does not give, float32.
+
+    Attributes:
+        new: those of the new tokens, [count, H].
+        padding: those of no token behind the rows of the file, up to `size`.
+    """
+
+    new: np.ndarray
+    padding: np.ndarray
+
+
+def grown_parts(vocabulary: GrownVocabulary, name: str, mean: np.ndarray, deviation: float) -> GrownParts:
+    """Return the rows that a weight gets.
 
     Args:
         name: Hugging Face name of the weight; a stored copy of tied embeddings counts as the embeddings.
@@ -128,13 +147,28 @@ def rows_from_first(vocabulary: GrownVocabulary, name: str, mean: np.ndarray, de
     """
     import numpy as np
 
-    rows = np.tile(mean.astype(np.float32), (vocabulary.size - vocabulary.first, 1))
-    if vocabulary.init == NORMAL:
-        digest = hashlib.sha256(f"{name} {NEW_ROWS}".encode()).digest()
-        generator = np.random.Generator(np.random.PCG64([vocabulary.seed, int.from_bytes(digest[:8], "little")]))
-        drawn = generator.standard_normal((vocabulary.count, len(mean)), np.float32)
-        rows[: vocabulary.count] = drawn * np.float32(deviation)
-    return rows
+    row = mean.astype(np.float32)
+    padding = np.tile(row, (vocabulary.size - vocabulary.kept_until, 1))
+    if vocabulary.init == MEAN:
+        return GrownParts(np.tile(row, (vocabulary.count, 1)), padding)
+    digest = hashlib.sha256(f"{name} {NEW_ROWS}".encode()).digest()
+    generator = np.random.Generator(np.random.PCG64([vocabulary.seed, int.from_bytes(digest[:8], "little")]))
+    drawn = generator.standard_normal((vocabulary.count, len(row)), np.float32)
+    return GrownParts(np.multiply(drawn, np.float32(deviation), out=drawn), padding)
+
+
+def grown_values(vocabulary: GrownVocabulary, name: str, values: np.ndarray, deviation: float) -> np.ndarray:
+    """Return a weight with its new rows: `values` [old_size, H] -> [size, H]."""
+    import numpy as np
+
+    old, tail = values[: vocabulary.first], values[vocabulary.first + vocabulary.count :]
+    parts = grown_parts(vocabulary, name, mean_row([old]), deviation)
+    return np.concatenate([old, parts.new, tail, parts.padding])
+
+
+def needs_mean(vocabulary: GrownVocabulary) -> bool:
+    """Return whether any row is the mean of others."""
+    return vocabulary.init == MEAN or vocabulary.size > vocabulary.kept_until
 
 
 def mean_row(blocks: Iterable[np.ndarray]) -> np.ndarray:
