@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 Interval = dict[str, Any]  # mark, begin, end
@@ -89,7 +90,7 @@ def interleaved(
     marks = sorted(chosen)
     kinds = [(next(draws), next(draws)) for _ in range(parts)]
     ids, before = [bos], ""
-    for (first, stop), (kind_draw, same_draw) in zip(zip(marks, marks[1:], strict=False), kinds, strict=False):
+    for (first, stop), (kind_draw, same_draw) in zip(pairwise(marks), kinds, strict=False):
         part_words = words[first:stop]
         of_kind = {
             "text": encode(" ".join(word["mark"] for word in part_words)),
