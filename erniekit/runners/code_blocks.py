@@ -268,8 +268,9 @@ def _finish(
         replace(facts, complete=True, recordings=recordings, seconds=round(seconds, 3), errors=errors, skipped=skipped),
     )
     shutil.rmtree(folder / WORK, ignore_errors=True)
-    where = UNITS if config.codes.codes_format == "jsonl" else f"{sum(block.count > 0 for block in blocks):,} shards"
-    logger.info(f"encoded {recordings:,} recordings, {duration(seconds)} of sound{told} -> {where} in {folder}")
+    shards = sum(block.count > 0 for block in blocks)
+    where = folder / UNITS if config.codes.codes_format == "jsonl" else f"{shards:,} shards in {folder}"
+    logger.info(f"encoded {recordings:,} recordings, {duration(seconds)} of sound{told} -> {where}")
     if skipped:
         logger.info(f"{skipped:,} are shorter or longer than duration_range: {folder / SKIPPED}")
     if errors:
