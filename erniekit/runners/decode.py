@@ -93,8 +93,8 @@ def _open(home: Path, facts: CodesFacts, codec: Path | None, device: str) -> Cod
     opened = codec_opener(folder, facts.levels, device)()
     if opened.fingerprint != facts.fingerprint:
         raise ConfigurationError(
-            f"{folder}: this is not the codec of the codes in {home}: its fingerprint is {opened.fingerprint[:16]}, and "
-            f"theirs {facts.fingerprint[:16]}. Name the folder of the right one with --codec DIR"
+            f"{folder}: this is not the codec of the codes in {home}: its fingerprint is {opened.fingerprint[:16]}, "
+            f"and theirs {facts.fingerprint[:16]}. Name the folder of the right one with --codec DIR"
         )
     if not opened.can_decode:
         raise ConfigurationError(f"{folder}: this codec gives units only: it has no decoder, so they become no sound")

@@ -144,10 +144,9 @@ def test_fitting_alone_leaves_a_codec_for_several_machines(data: Path, tmp_path:
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["codec"]
     with pytest.raises(ConfigurationError, match=r"a codec that was made with other values of codebook_size"):
         write_codes(Config.load(yaml, words(data, tmp_path / "out", codebook_size=5), verb="codes"))
-    with pytest.raises(ConfigurationError, match="--fit: codec is .*, and there is nothing to fit"):
-        write_codes(
-            Config.load(yaml, words(data, tmp_path / "o", codec=tmp_path / "out/codec"), verb="codes"), fits_only=True
-        )
+    with pytest.raises(ConfigurationError, match=r"--fit: codec is .*, and there is nothing to fit"):
+        named = words(data, tmp_path / "o", codec=tmp_path / "out/codec")
+        write_codes(Config.load(yaml, named, verb="codes"), fits_only=True)
 
 
 def test_values_that_do_not_go_together_are_refused() -> None:
