@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 from erniekit.build.adapters import adapter_plan
 from erniekit.build.parts import frozen_parts
 from erniekit.build.quantization import quantization_from
+from erniekit.build.vocabulary import with_added_tokens
 from erniekit.config.sections.checkpoint import moment_quantization, saves_asynchronously
 from erniekit.config.sections.dpo import reference_mode
 from erniekit.config.values import other_device
+from erniekit.data.tokenizers.files import needs_paddlenlp
 from erniekit.distributed.planning.communication import step_bytes
 from erniekit.distributed.planning.divisibility import check_divisible
 from erniekit.distributed.planning.memory import (
@@ -103,7 +105,8 @@ def known_model_config(config: Config) -> ModelConfig | str:
         folder = local_model_folder(config)
         if folder is None:
             return published_model(name) or f"{name} is not here yet; training fetches it"
-        return ModelConfig.from_folder(folder, config.basic.ignore_config_keys)
+        model = ModelConfig.from_folder(folder, config.basic.ignore_config_keys)
+        return model if needs_paddlenlp(folder) else with_added_tokens(config, model, folder)
     except UserError as error:
         return str(error)
 

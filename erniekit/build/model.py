@@ -19,7 +19,8 @@ from erniekit.build.checks import (
 from erniekit.build.parts import frozen_parts
 from erniekit.build.precision import apply_mixed_precision, choose_kernels
 from erniekit.build.quantization import quantization_from
-from erniekit.build.tokenizer import transcription_request, warn_of_unused_request
+from erniekit.build.tokenizer import renders_dialogues, transcription_request, warn_of_unused_request
+from erniekit.build.vocabulary import run_tokenizer_folder, tell_added_tokens, with_added_tokens
 from erniekit.config import Config
 from erniekit.config.sections.basic import template_variables
 from erniekit.data.dataset import Dataset
@@ -84,11 +85,17 @@ def begin(config: Config, *, writes_output: bool = True) -> tuple[ModelConfig, T
 
 
 def open_tokenizer(config: Config) -> tuple[Tokenizer, Template | None]:
-    """Return the tokenizer of `model_name_or_path`, with its chat template if the stage reads dialogues."""
+    """Return the tokenizer of `model_name_or_path` with the tokens that the run adds, and with its chat template if the
+    stage reads dialogues."""
     variables = template_variables(config.basic)
     request = transcription_request(config)
+    folder = model_folder(config)
+    tell_added_tokens(config, folder)
     tokenizer, template = open_tokenizer_of(
-        model_folder(config), with_template=not config.stage.reads_text, variables=variables, request=request
+        run_tokenizer_folder(config, folder),
+        with_template=renders_dialogues(config),
+        variables=variables,
+        request=request,
     )
     if template is not None:
         warn_of_unused_variables(template, variables)
@@ -183,9 +190,11 @@ def _recompute(config: Config) -> Recompute | None:
 
 
 def read_model_config(config: Config) -> ModelConfig:
-    """Read `config.json` of `model_name_or_path`, with the multi-token prediction layers that the run uses.
+    """Read `config.json` of `model_name_or_path`, with the multi-token prediction layers that the run uses and rows for
+    the tokens that it adds.
 
     Raises:
-        ModelFileError: it is missing or not valid.
+        UserError: it is missing or not valid, or a token cannot be added.
     """
-    return with_mtp_layers(read_local_model(config, model_folder(config)), config)
+    folder = model_folder(config)
+    return with_added_tokens(config, with_mtp_layers(read_local_model(config, folder), config), folder)

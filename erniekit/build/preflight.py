@@ -15,9 +15,11 @@ from typing import Any
 from erniekit.build.adapters import adapter_plan, check_adapters, initial_adapters, refuse_other_checkpoint
 from erniekit.build.checks import (
     answering_folders,
+    check_codec,
     check_paths,
     check_positions,
     check_scoring_libraries,
+    check_shard_paths,
     check_tokenizer,
     check_trackers,
     check_weights,
@@ -32,10 +34,13 @@ from erniekit.build.checks import (
 from erniekit.build.layout import partition_layers
 from erniekit.build.notes import expert_parallel_notes, model_notes, pipeline_notes, run_notes
 from erniekit.build.parts import frozen_parts, part_notes
-from erniekit.build.tokenizer import transcription_request
+from erniekit.build.tokenizer import renders_dialogues, transcription_request
+from erniekit.build.vocabulary import added_tokens, refuse_other_tokens, run_tokenizer_folder, with_added_tokens
 from erniekit.config import Config
 from erniekit.config.sections.basic import template_variables
 from erniekit.config.sections.dpo import compares_with_reference
+from erniekit.data.formats.media_paths import media_folders
+from erniekit.data.tokenizers.files import needs_paddlenlp
 from erniekit.distributed.topology import Topology, topology_from
 from erniekit.errors import ConfigurationError, UserError
 from erniekit.hub.cache import chosen_hub, local_model_folder, missing_files
@@ -100,6 +105,8 @@ def preflight(
         known = _check_run(config, found, world_size, reads_files, writes_output and config.basic.do_train)
     elif config.verb == "preview":
         _check_data(config, found)
+    elif config.verb == "codes":
+        _check_codes(config, found)
     elif config.verb in ANSWERING and config.basic.model_name_or_path:
         known = _check_answers(config, found)
     found.raise_if_any()
@@ -132,6 +139,14 @@ def _check_run(
     return Preflight(model, (*notes, *run_notes(config)))
 
 
+def _check_codes(config: Config, found: Findings) -> None:
+    """Check what `erniekit codes` reads, and where it writes."""
+    found.attempt(check_paths, config)
+    found.attempt(media_folders, "", config.training.media_dir)
+    found.attempt(check_codec, config)
+    found.attempt(check_shard_paths, config)
+
+
 def _check_model_folder(config: Config, found: Findings) -> tuple[Path | None, ModelConfig | None]:
     """Check the small files of the model; return its folder and its shape as far as they are known."""
     folder = found.attempt(local_model_folder, config)
@@ -141,17 +156,25 @@ def _check_model_folder(config: Config, found: Findings) -> tuple[Path | None, M
         return None, None
     model = found.attempt(read_local_model, config, folder)
     if folder.is_dir():
-        _check_tokenizer(config, found, folder, model)
+        model = _check_tokenizer(config, found, folder, model)
         found.attempt(read_generation_config, folder)
     return folder, model
 
 
-def _check_tokenizer(config: Config, found: Findings, folder: Path, model: ModelConfig | None) -> None:
-    """Check the tokenizer, and its template where the stage or the verb renders dialogues."""
-    with_template = not config.stage.reads_text or config.verb in ANSWERING
+def _check_tokenizer(config: Config, found: Findings, folder: Path, model: ModelConfig | None) -> ModelConfig | None:
+    """Check the tokenizer, with the tokens that the run adds, and its template where the stage or the verb renders
+    dialogues. Return the model with rows for these tokens, as far as both are known."""
+    if needs_paddlenlp(folder):  # opening it would import Paddle
+        return None if added_tokens(config) else model
+    extended = None if config.verb in ANSWERING else found.attempt(run_tokenizer_folder, config, folder)
+    if extended is not None and model is not None:
+        model = found.attempt(with_added_tokens, config, model, folder)
+    folder = extended or folder
+    with_template = renders_dialogues(config) or config.verb in ANSWERING
     variables = template_variables(config.basic)
     request = transcription_request(config)
     found.attempt(check_tokenizer, folder, model, with_template=with_template, variables=variables, request=request)
+    return model
 
 
 def _check_shares(
@@ -160,6 +183,8 @@ def _check_shares(
     """Check what the model is divided into, trains, starts from and is compared with; return notes on its parts."""
     if topology is not None:
         found.attempt(partition_layers, config, model, topology)
+    if folder is not None:
+        found.attempt(_check_start, config, folder)
     plan = found.attempt(adapter_plan, config, model)
     frozen = found.attempt(frozen_parts, config, model)
     weights = found.attempt(local_weights, config, folder)
@@ -171,6 +196,16 @@ def _check_shares(
     return [] if unknown else part_notes(config, model, plan.settings if plan else None)
 
 
+def _check_start(config: Config, folder: Path) -> None:
+    """Check that the tokens of a model or of adapters that the run starts from are those of the run."""
+    starts = {"init_from_checkpoint": config.checkpoint.init_from_checkpoint}
+    if config.lora.lora:
+        starts["lora_path"] = config.lora.lora_path
+    for parameter, start in starts.items():
+        if start:
+            refuse_other_tokens(config, folder, Path(start).expanduser(), parameter)
+
+
 def _check_output(config: Config, model: ModelConfig | None, folder: Path | None, dp_world_size: int | None) -> None:
     """Check that the run may write into `output_dir`, and that it goes on with what its checkpoint holds."""
     checkpoint = check_output_folder(
@@ -180,6 +215,8 @@ def _check_output(config: Config, model: ModelConfig | None, folder: Path | None
         model_folder=folder,
         weights_from=initial_adapters(config) or local_weights(config, folder),
     )
+    if checkpoint is not None and folder is not None:
+        refuse_other_tokens(config, folder, checkpoint, "resume_from_checkpoint")
     if checkpoint is not None and model is not None:
         refuse_other_checkpoint(config, model, checkpoint)
     if checkpoint is not None:

@@ -60,7 +60,9 @@ def _path(config: Config, dp_world_size: int) -> Path:
     files += [model / name for name in TOKENIZER_FILES] if model is not None else []
     stamps = [(str(path.resolve()), *_stamp(path)) for path in files]
     held_out = [config.evaluation.eval_split] if config.evaluation.eval_split else []
-    values = [*(config[name] for name in PLAN_PARAMETERS), *([dp_world_size] if dp_world_size > 1 else []), *held_out]
+    added = [texts for texts in (config.vocabulary.added_tokens, config.vocabulary.added_token_ranges) if texts]
+    values = [*(config[name] for name in PLAN_PARAMETERS), *([dp_world_size] if dp_world_size > 1 else [])]
+    values += [*held_out, *added]
     key = hashlib.blake2b(repr((PLAN_VERSION, stamps, values)).encode(), digest_size=16).hexdigest()
     return cache_folder(config) / "steps" / f"{key}.json"
 

@@ -12,6 +12,7 @@ from erniekit.config.sections import (
     acceleration,
     basic,
     checkpoint,
+    codes,
     distributed,
     dpo,
     evaluation,
@@ -23,6 +24,8 @@ from erniekit.config.sections import (
     precision,
     sft,
     training,
+    units,
+    vocabulary,
 )
 
 SECTIONS: tuple[Section, ...] = (
@@ -39,7 +42,10 @@ SECTIONS: tuple[Section, ...] = (
     dpo.SECTION,
     fp8.SECTION,
     moe.SECTION,
+    vocabulary.SECTION,
     generation.SECTION,
+    units.SECTION,
+    codes.SECTION,
 )
 PARAMETERS: Mapping[str, Parameter] = {item.name: item for section in SECTIONS for item in section.parameters}
 ALIASES: Mapping[str, Alias] = {alias.name: alias for section in SECTIONS for alias in section.aliases}

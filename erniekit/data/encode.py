@@ -5,14 +5,16 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from erniekit.data.conversation import Conversation, PlainText, Preference, Source
 from erniekit.data.formats.problems import Effect, MalformedError, RecordProblem, SourceProblems
 from erniekit.data.formats.registry import PAIR_KINDS
+from erniekit.data.formats.token_ids import TOKEN_IDS
 from erniekit.data.media.clip import Clip
 from erniekit.data.pairs import RenderedPair, assemble_pair, render_pair, render_pairs
 from erniekit.data.placeholders import Recordings, clips_of
+from erniekit.data.ready_tokens import encode_token_ids
 from erniekit.data.templates.ernie import (
     Sample,
     Segment,
@@ -27,12 +29,18 @@ from erniekit.data.tokenizers.breaks import BREAK
 if TYPE_CHECKING:
     from erniekit.data.tokenize import NumberedRecord, RecordCounts, TokenizationSettings
 
-    BlockEncoder = Callable[
-        [list[NumberedRecord], Recordings, Source, TokenizationSettings, RecordCounts, SourceProblems],
-        Iterator[tuple[int, Sample]],
-    ]
+    BlockEncoder = Callable[[list[NumberedRecord], Recordings, "SourceRun"], Iterator[tuple[int, Sample]]]
 
 MIN_SCORE_DIFFERENCE = 1e-30  # a smaller difference is 0 in float32, and its logarithm infinite
+
+
+class SourceRun(NamedTuple):
+    """One source while its records become samples: how they do, and what is counted and wrong so far."""
+
+    source: Source
+    settings: TokenizationSettings
+    counts: RecordCounts
+    problems: SourceProblems
 
 
 def encoder_of(kind: str) -> BlockEncoder:
@@ -40,19 +48,15 @@ def encoder_of(kind: str) -> BlockEncoder:
     counts, and adds the records that cannot be used to the problems."""
     if kind == "text":
         return _encode_texts
+    if kind == TOKEN_IDS:
+        return encode_token_ids
     return _encode_preferences if kind in PAIR_KINDS else _encode_conversations
 
 
-def _encode_texts(
-    block: list[NumberedRecord],
-    recordings: Recordings,
-    source: Source,
-    settings: TokenizationSettings,
-    counts: RecordCounts,
-    problems: SourceProblems,
-) -> Iterator[tuple[int, Sample]]:
+def _encode_texts(block: list[NumberedRecord], recordings: Recordings, run: SourceRun) -> Iterator[tuple[int, Sample]]:
     """Encode plain texts. Every token is a target: labels are shifted before a long text is cut."""
     del recordings
+    source, settings, counts, problems = run
     texts = [settings.tokenizer.answer_text(record.text) for _, record in block if isinstance(record, PlainText)]
     counts.plain_control += sum(BREAK in text for text in texts)
     encoded = settings.tokenizer.encode_batch(texts)
@@ -69,14 +73,10 @@ def _encode_texts(
 
 
 def _encode_conversations(
-    block: list[NumberedRecord],
-    recordings: Recordings,
-    source: Source,
-    settings: TokenizationSettings,
-    counts: RecordCounts,
-    problems: SourceProblems,
+    block: list[NumberedRecord], recordings: Recordings, run: SourceRun
 ) -> Iterator[tuple[int, Sample]]:
     """Encode dialogues; what is too long is dropped, shortened or refused, as `over_length` says."""
+    source, settings, counts, problems = run
     assert settings.template is not None
     conversations = [record for _, record in block if isinstance(record, Conversation)]
     rendered = []
@@ -121,14 +121,10 @@ def _encode_conversations(
 
 
 def _encode_preferences(
-    block: list[NumberedRecord],
-    recordings: Recordings,
-    source: Source,
-    settings: TokenizationSettings,
-    counts: RecordCounts,
-    problems: SourceProblems,
+    block: list[NumberedRecord], recordings: Recordings, run: SourceRun
 ) -> Iterator[tuple[int, Sample]]:
     """Encode pairs; their prompts lose their oldest rounds first."""
+    source, settings, counts, problems = run
     assert settings.template is not None
     usable = []
     for line, record in block:

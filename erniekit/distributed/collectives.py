@@ -66,9 +66,11 @@ class LayoutRanks:
         self._architecture = architecture
         self.rank, self.layout = mesh.rank, layout or {"ranks": mesh.topology.world_size}
         self.num_forward_batches = pipeline.num_forward_batches if pipeline else 1
-        embedding = architecture.file_name(EMBEDDING)
-        tied = pipeline is not None and pipeline.embedding_group is not None and embedding in parameters
-        self._tied_embedding = parameters[embedding].name if tied else None  # the first and the last stage have it
+        tied = pipeline is not None and pipeline.embedding_group is not None
+        path = architecture.file_name(EMBEDDING).removesuffix("weight")  # the weight, or beside adapters its new rows
+        self._tied_embedding = {  # the first and the last stage have it
+            parameter.name for name, parameter in parameters.items() if tied and name.startswith(path)
+        }
         self._placements = {parameter.name: self._placement(name) for name, parameter in parameters.items()}
         self._reduced_in_backward: set[str] = set()  # added up in the backward pass
         if sum_in_backward and mesh.topology.sequence_parallel:
@@ -122,7 +124,7 @@ class LayoutRanks:
     def reduce_gradients(self, parameters: Sequence[Tensor]) -> Sequence[Tensor]:
         """All-reduce gradients over the ranks with other samples, and partial ones over the tensor-parallel group."""
         if self._pipeline:  # first, since either stage may divide what it updates in another way
-            tied = [tensor for tensor in parameters if tensor.name == self._tied_embedding]
+            tied = [tensor for tensor in parameters if tensor.name in self._tied_embedding]
             fill_missing_gradients(tied)
             self._all_reduce_gradients(tied, self._pipeline.embedding_group)
         if self._sharding_strategy is None:
@@ -198,7 +200,7 @@ class LayoutRanks:
         return not (
             (same_on_tensor and not first("tensor"))
             or (same_on_data and not first("data"))
-            or (self._weight_name(tensor) == self._tied_embedding and not first("pipeline"))
+            or (self._weight_name(tensor) in self._tied_embedding and not first("pipeline"))
         )
 
     def _all_reduce_gradients(self, updated: list[Tensor], group: Any) -> None:

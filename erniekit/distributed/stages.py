@@ -202,7 +202,7 @@ def shapes_on_pp_stage(
             return weight.layer in layers
         if weight.in_tower:
             return first
-        if name == model.architecture.file_name(EMBEDDING):
+        if name.rpartition(".")[0] == model.architecture.file_name(EMBEDDING).rpartition(".")[0]:  # or its new rows
             return first or (last and model.tie_word_embeddings)
         return last
 

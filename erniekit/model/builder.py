@@ -19,6 +19,7 @@ from erniekit.model.linear import Linear, initial_weight
 from erniekit.model.lora.config import LoraSettings
 from erniekit.model.lora.fingerprint import AllGatherObject, single_process_all_gather
 from erniekit.model.lora.lora import add_adapters, describe_adapters, load_adapters
+from erniekit.model.lora.new_row_files import grown_by_adapters
 from erniekit.model.moe.dispatch import NO_EXPERT_PARALLEL, ExpertParallel
 from erniekit.model.quantization.fp8 import AllReduceMax, compute_in_fp8, read_averages, single_process_all_reduce_max
 from erniekit.model.quantization.packed import pack_linears
@@ -26,6 +27,7 @@ from erniekit.model.quantization.settings import Fp8, Quantization, WeightOnly
 from erniekit.model.recompute import Recompute
 from erniekit.model.storage.layouts import open_weights
 from erniekit.model.tensor_parallel import NO_TENSOR_PARALLEL, TensorParallel
+from erniekit.model.vocabulary import as_stored, grown_values, vocabulary_weights
 from erniekit.model.weights import load_weights, named_linears, named_weights, packed_weights
 
 logger = logging.getLogger(__name__)
@@ -35,14 +37,17 @@ logger = logging.getLogger(__name__)
 
 def initialize_weights(decoder: Decoder, seed: int) -> None:
     """Matrices normal(0, initializer_range), norm weights what the architecture says (1), biases 0."""
-    shapes, architecture = decoder.config.weight_shapes(), decoder.config.architecture
+    config, architecture = decoder.config, decoder.config.architecture
+    shapes, grown = as_stored(config).weight_shapes(), vocabulary_weights(config)
     for name, parameter in named_weights(decoder).items():
-        values = initial_weight(name, shapes[name], decoder.config, seed)
+        values = initial_weight(name, shapes[name], config, seed)
+        if config.vocabulary is not None and name in grown:
+            values = grown_values(config.vocabulary, name, values, config.initializer_range)
         values = values.T if architecture.is_linear(name) else values
         own = decoder.tp.local_shard(values, architecture.placement(name).axis)
         parameter.set_value(paddle.to_tensor(np.ascontiguousarray(own)).astype(parameter.dtype))
     for name, weight in packed_weights(decoder).items():
-        values = initial_weight(name, shapes[name], decoder.config, seed)
+        values = initial_weight(name, shapes[name], config, seed)
         weight.fill(name, values, decoder.tp, architecture.placement(name).axis)
 
 
@@ -77,7 +82,8 @@ def build_model(
         hidden_dropout: probability for the outputs of attention and MLP, before they join the residual stream.
         attention_dropout: probability for attention probabilities.
         lora: freeze the weights and train new adapters of this kind; beside `adapters` only its dropout counts.
-        adapters: a folder of adapters to load, PEFT's or paddlenlp's.
+        adapters: a folder of adapters to load, PEFT's or paddlenlp's. Rows of new tokens that they have grow the model,
+            unless `model_config` says itself how its vocabulary grows; then the two have to agree.
         balance: the losses and the bias updates of routers, where the model has experts; None: none of them.
         frozen: the parts of the model that are not trained (`architectures/parts.py`), beside what adapters freeze.
         recompute: which layers keep only their input in training; None: every layer keeps its activations.
@@ -95,6 +101,7 @@ def build_model(
         ConfigurationError: `lora` asks for layers or singular values that the model does not have, or `quantization`
             does not fit its shapes.
     """
+    model_config = grown_by_adapters(model_config, adapters)
     # what does not fit is told before memory is taken for it
     stored = None if weights is None else open_weights(model_config, weights)
     # Beside adapters it would win a tenth of the time at most, and lose a third of the memory they are meant to save.
@@ -118,6 +125,8 @@ def build_model(
         for parameter in decoder.parameters():
             parameter.initialize()
     logger.log(log_level, f"model: {model_config.model_type}, {model_config.parameter_count():,} parameters")
+    if model_config.vocabulary is not None:
+        logger.log(log_level, f"vocabulary: {model_config.vocabulary}")
     if tp.size > 1:
         sequence_parallel = ", sequence parallel" if tp.sequence_parallel else ""
         logger.log(log_level, f"tensor parallel: degree {tp.size}{sequence_parallel}")

@@ -22,11 +22,33 @@ from erniekit.model.moe.dispatch import NO_EXPERT_PARALLEL, ExpertParallel
 from erniekit.model.moe.experts import MoE
 from erniekit.model.moe.router import NO_BALANCE_LOSSES, ExpertBalance
 from erniekit.model.mtp import MultiTokenPrediction
+from erniekit.model.new_rows import NewRows, grown_logits, look_up, place_rows
 from erniekit.model.norm import RMSNorm
 from erniekit.model.randomness import Randomness
 from erniekit.model.recompute import Recompute
 from erniekit.model.rope import rotary_tables
 from erniekit.model.tensor_parallel import NO_TENSOR_PARALLEL, TensorParallel
+from erniekit.model.vocabulary import NEW_ROWS, GrownVocabulary
+
+
+class VocabularyRows:
+    """Where the new rows of a layer with a row for each token are (`model/new_rows.py`).
+
+    The layer has them as its parameter `new_rows` once adapters are attached (`lora/new_rows.py`).
+
+    Attributes:
+        switched_off: compute with W alone, whose rows of new tokens stay as they began.
+    """
+
+    def __init__(self, vocabulary: GrownVocabulary | None, tp: TensorParallel) -> None:
+        self.vocabulary, self.switched_off, self._tp = vocabulary, False, tp
+
+    def place(self, layer: nn.Layer) -> NewRows | None:
+        """Return the layer's new rows and their place in this rank's shard of its weight; None: it has none."""
+        values = getattr(layer, NEW_ROWS, None)
+        if self.vocabulary is None or values is None or self.switched_off:
+            return None
+        return place_rows(values, self.vocabulary.first, self._tp.rank, layer.weight.shape[0])
 
 
 class Embedding(nn.Layer):
@@ -37,13 +59,18 @@ class Embedding(nn.Layer):
         self.tp = tp
         shape = [tp.local_size(config.vocab_size), config.hidden_size]
         self.weight = self.create_parameter(shape, default_initializer=ZEROS)
+        self.vocabulary = VocabularyRows(config.vocabulary, tp)
 
     def forward(self, input_ids_BS: paddle.Tensor) -> paddle.Tensor:
+        new_rows = self.vocabulary.place(self)
         if self.tp.size == 1:
-            return F.embedding(input_ids_BS, self.weight)
+            found_BSH = F.embedding(input_ids_BS, self.weight)
+            return found_BSH if new_rows is None else look_up(new_rows, input_ids_BS, found_BSH)
         rows_BS = input_ids_BS - self.tp.rank * self.weight.shape[0]
         is_local_BS = (rows_BS >= 0) & (rows_BS < self.weight.shape[0])
         found_BSH = F.embedding(paddle.where(is_local_BS, rows_BS, paddle.zeros_like(rows_BS)), self.weight)
+        if new_rows is not None:
+            found_BSH = look_up(new_rows, rows_BS, found_BSH)
         return self.tp.reduce_from_tp(found_BSH * is_local_BS.unsqueeze(-1).astype(found_BSH.dtype))
 
 
@@ -64,6 +91,7 @@ class Head(nn.Layer):
         else:
             shape = [tp.local_size(config.vocab_size), config.hidden_size]
             self.weight = self.create_parameter(shape, default_initializer=ZEROS)
+            self.vocabulary = VocabularyRows(config.vocabulary, tp)
             self._owner = [self]
 
     @property
@@ -71,9 +99,20 @@ class Head(nn.Layer):
         """W [V, H] of logits = hidden W^T; this rank's slice of it."""
         return self._owner[0].weight
 
+    @property
+    def new_rows_here(self) -> NewRows | None:
+        """The rows that stand for some of W's, trained beside adapters; None: there are none."""
+        return self._owner[0].vocabulary.place(self._owner[0])
+
+    def _logits(self, hidden: paddle.Tensor) -> paddle.Tensor:
+        new_rows = self.new_rows_here
+        if new_rows is None:
+            return paddle.matmul(hidden, self.projection, transpose_y=True)
+        return grown_logits(hidden, self.projection, new_rows)
+
     def logits_for_loss(self, hidden: paddle.Tensor) -> tuple[paddle.Tensor, TensorParallel]:
         """Logits for a loss, and the ranks that divide them; `entered` has entered the head (`tensor.enter`)."""
-        logits = paddle.matmul(hidden, self.projection, transpose_y=True)
+        logits = self._logits(hidden)
         return (logits, self.tp) if self.parallel_output else (self.tp.gather_from_tp(logits), NO_TENSOR_PARALLEL)
 
     def forward(self, hidden: paddle.Tensor, compute: Callable[[paddle.Tensor], Any] | None = None) -> Any:
@@ -81,7 +120,7 @@ class Head(nn.Layer):
         divide parameters have it only while its layer computes."""
         if compute is not None:
             return compute(hidden)
-        logits = paddle.matmul(self.tp.copy_to_tp(hidden), self.projection, transpose_y=True)
+        logits = self._logits(self.tp.copy_to_tp(hidden))
         return self.tp.gather_from_tp(logits)
 
 

@@ -15,10 +15,12 @@ from paddle.autograd import PyLayer
 
 from erniekit.model.autograd import filter_gradients, needs_grad
 from erniekit.model.decoder import Decoder, Head
+from erniekit.model.new_rows import NewRows, add_rows_at, add_rows_gradient, hidden_gradient, logits_of, weight_at
 from erniekit.model.norm import expand_like
 from erniekit.model.tensor_parallel import TensorParallel
 
 IGNORE_INDEX = -100
+NO_NEW_ROWS = (None, 0, 0, 0)
 CHUNK_LOGITS = 4 << 20  # logits of a chunk of the fused head, numbers (16 MiB); more for very large vocabularies
 
 
@@ -68,7 +70,8 @@ def token_loss(
 
     def compute(rows: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
         if fused:
-            return _FusedHeadLoss.apply(rows, head.projection, labels, needs_gradient, head.tp)
+            values, *place = head.new_rows_here or NO_NEW_ROWS
+            return _FusedHeadLoss.apply(rows, head.projection, values, labels, place, needs_gradient, head.tp)
         logits, tp = head.logits_for_loss(rows)
         return _CrossEntropy.apply(logits, labels, tp)
 
@@ -106,7 +109,8 @@ def token_log_probabilities(
 
     def compute(rows: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
         if fused:
-            return _FusedLogProbabilities.apply(rows, head.projection, targets, head.tp)
+            values, *place = head.new_rows_here or NO_NEW_ROWS
+            return _FusedLogProbabilities.apply(rows, head.projection, values, targets, place, head.tp)
         logits, tp = head.logits_for_loss(rows)
         return _LogProbabilities.apply(logits, targets, tp)
 
@@ -164,11 +168,14 @@ class _FusedHeadLoss(PyLayer):
     """Loss and gradient of a chunk of rows at once; only the gradients of hidden and W are kept.
 
     With P = softmax(hidden W^T) and E the one-hot labels, the gradients of the summed loss are dhidden = (P - E) W = P
-    W - W[labels] and dW = (P - E)^T hidden, so E is never formed.
+    W - W[labels] and dW = (P - E)^T hidden, so E is never formed. Of a W with new rows only these get a gradient.
     """
 
     @staticmethod
-    def forward(ctx, hidden, projection, labels, needs_gradient, tp):  # type: ignore[no-untyped-def]
+    def forward(ctx, hidden, projection, values, labels, place, needs_gradient, tp):  # type: ignore[no-untyped-def]
+        new_rows = None if values is None else NewRows(values, *place)
+        for_rows = needs_gradient and values is not None and not values.stop_gradient
+        grad_rows = paddle.zeros_like(values) if for_rows else None
         for_hidden = needs_gradient and not hidden.stop_gradient
         for_projection = needs_gradient and not projection.stop_gradient
         grad_hidden = []
@@ -178,29 +185,30 @@ class _FusedHeadLoss(PyLayer):
         chunk = chunk_rows(*projection.shape)
         for start in range(0, hidden.shape[0], chunk):
             rows, targets = hidden[start : start + chunk], labels[start : start + chunk]
-            logits = paddle.matmul(rows, projection, transpose_y=True)
+            logits = logits_of(rows, projection, new_rows)
             losses, is_correct, probabilities = _row_losses(logits, targets, F.softmax_, tp)
             columns, is_local = _local_columns(targets, projection.shape[0], tp)
             loss_sum = loss_sum + losses.sum()
             correct_count = correct_count + is_correct.sum()
             if for_hidden:
-                at_targets = _zero_nonlocal(projection[columns], is_local)
-                grad_hidden.append(paddle.matmul(probabilities, projection).subtract_(at_targets))
+                at_targets = _zero_nonlocal(weight_at(projection, new_rows, columns), is_local)
+                grad_hidden.append(hidden_gradient(probabilities, projection, new_rows).subtract_(at_targets))
             if grad_projection is not None:
                 grad_projection.add_(paddle.matmul(probabilities, rows, transpose_x=True))
                 grad_projection.index_add_(columns, 0, _zero_nonlocal(-rows, is_local))
-        ctx.gradients = (paddle.concat(grad_hidden) if for_hidden else None, grad_projection)
+            if new_rows is not None and grad_rows is not None:
+                add_rows_gradient(grad_rows, new_rows, probabilities, rows)
+                add_rows_at(grad_rows, new_rows, columns, _zero_nonlocal(-rows, is_local))
+        ctx.gradients = (paddle.concat(grad_hidden) if for_hidden else None, grad_projection, grad_rows)
+        ctx.has_new_rows = new_rows is not None
         ctx.mark_non_differentiable(correct_count)
         return loss_sum, correct_count
 
     @staticmethod
     def backward(ctx, grad, _):  # type: ignore[no-untyped-def]
-        grad_hidden, grad_projection = ctx.gradients
+        gradients = ctx.gradients if ctx.has_new_rows else ctx.gradients[:2]
         ctx.gradients = ()
-        return (
-            None if grad_hidden is None else grad_hidden.scale_(grad),
-            None if grad_projection is None else grad_projection.scale_(grad),
-        )
+        return tuple(None if gradient is None else gradient.scale_(grad) for gradient in gradients)
 
 
 class _LogProbabilities(PyLayer):
@@ -224,45 +232,51 @@ class _FusedLogProbabilities(PyLayer):
     """Log-probabilities from hidden [T, H] and W [V, H], a chunk of rows at a time, recomputed in backward.
 
     With g the gradients of the rows and E the one-hot targets, dhidden = g (E - P) W = g W[targets] - (g P) W and dW =
-    (g (E - P))^T hidden, so E is never formed.
+    (g (E - P))^T hidden, so E is never formed. Of a W with new rows only these get a gradient.
     """
 
     @staticmethod
-    def forward(ctx, hidden, projection, targets, tp):  # type: ignore[no-untyped-def]
-        ctx.save_for_backward(hidden, projection, targets)
-        ctx.tp = tp
-        ctx.needs_input_grad = needs_grad(hidden, projection)
-        values, is_correct = [], []
+    def forward(ctx, hidden, projection, values, targets, place, tp):  # type: ignore[no-untyped-def]
+        weights = [hidden, projection] if values is None else [hidden, projection, values]
+        new_rows = None if values is None else NewRows(values, *place)
+        ctx.save_for_backward(targets, *weights)
+        ctx.tp, ctx.place = tp, place
+        ctx.needs_input_grad = needs_grad(*weights)
+        log_probabilities, is_correct = [], []
         for rows in _chunks(hidden, projection):
-            logits = paddle.matmul(hidden[rows], projection, transpose_y=True)
+            logits = logits_of(hidden[rows], projection, new_rows)
             losses, correct, _ = _row_losses(logits, targets[rows], F.softmax_, tp)
-            values.append(-losses)
+            log_probabilities.append(-losses)
             is_correct.append(correct)
         correct_T = paddle.concat(is_correct)
         ctx.mark_non_differentiable(correct_T)
-        return paddle.concat(values), correct_T
+        return paddle.concat(log_probabilities), correct_T
 
     @staticmethod
     def backward(ctx, grad, _):  # type: ignore[no-untyped-def]
-        hidden, projection, targets = ctx.saved_tensor()
-        for_hidden, for_projection = ctx.needs_input_grad
+        targets, hidden, projection, *values = ctx.saved_tensor()
+        new_rows = NewRows(*values, *ctx.place) if values else None
+        for_hidden, for_projection, *for_rows = ctx.needs_input_grad
         grad_hidden = []
         grad_projection = paddle.zeros_like(projection) if for_projection else None
+        grad_rows = [paddle.zeros_like(each) for each in values]
         for rows in _chunks(hidden, projection):
             weights = grad[rows].unsqueeze(1)
-            logits = paddle.matmul(hidden[rows], projection, transpose_y=True)
+            logits = logits_of(hidden[rows], projection, new_rows)
             probabilities = F.softmax_(logits) if ctx.tp.size == 1 else _vocab_parallel_softmax(logits, ctx.tp)[0]
             columns, is_local = _local_columns(targets[rows], projection.shape[0], ctx.tp)
             weighted = probabilities * expand_like(weights, probabilities)
             if for_hidden:
-                at_targets = _zero_nonlocal(projection[columns] * weights, is_local)
-                grad_hidden.append(at_targets - paddle.matmul(weighted, projection))
+                at_targets = _zero_nonlocal(weight_at(projection, new_rows, columns) * weights, is_local)
+                grad_hidden.append(at_targets - hidden_gradient(weighted, projection, new_rows))
             if grad_projection is not None:
                 grad_projection.subtract_(paddle.matmul(weighted, hidden[rows], transpose_x=True))
                 grad_projection.index_add_(columns, 0, _zero_nonlocal(hidden[rows] * weights, is_local))
-        return filter_gradients(
-            (paddle.concat(grad_hidden) if for_hidden else None, grad_projection), ctx.needs_input_grad
-        )
+            if new_rows is not None and any(for_rows):
+                add_rows_gradient(grad_rows[0], new_rows, -weighted, hidden[rows])
+                add_rows_at(grad_rows[0], new_rows, columns, _zero_nonlocal(hidden[rows] * weights, is_local))
+        gradients = (paddle.concat(grad_hidden) if for_hidden else None, grad_projection, *grad_rows)
+        return filter_gradients(gradients, ctx.needs_input_grad)
 
 
 def _chunks(hidden_TH: paddle.Tensor, projection_VH: paddle.Tensor) -> Iterator[slice]:

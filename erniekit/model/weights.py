@@ -20,12 +20,14 @@ from erniekit.model.decoder import Decoder
 from erniekit.model.linear import Linear
 from erniekit.model.local_tensors import FullTensors, SingleProcessTensors, local_tensors
 from erniekit.model.quantization.packed import PackedWeight, packed_weight
+from erniekit.model.storage.grown_weights import GrownWeights
 from erniekit.model.storage.layouts import StoredWeights, open_weights
 from erniekit.model.storage.safetensors import StoredTensor
 from erniekit.model.storage.shards import write_weight_files
 from erniekit.model.storage.stacked_tensors import stacked_contents, stacked_specs
 from erniekit.model.storage.tied_head import contents_with_head, specs_with_head
 from erniekit.model.tensor_parallel import TensorParallel
+from erniekit.model.vocabulary import NEW_ROWS
 
 GENERATION_CONFIG_FILE = "generation_config.json"
 MAX_SHARD_BYTES = 5 * 10**9
@@ -35,14 +37,14 @@ _CHUNK_BYTES = 4 << 20
 def named_weights(decoder: Decoder) -> dict[str, paddle.Tensor]:
     """Every weight under its Hugging Face name, in the decoder's layout, in a fixed order; a tied head appears once.
 
-    Adapters are not among them.
+    Adapters and the new rows beside them are not among them.
     """
     file_name = decoder.config.architecture.file_name
     return {
         file_name(prefix + name): parameter
         for prefix, block in decoder.named_blocks()
         for name, parameter in block.named_parameters()
-        if ".adapter." not in f".{name}"
+        if ".adapter." not in f".{name}" and name != NEW_ROWS
     }
 
 
@@ -64,7 +66,7 @@ def packed_weights(decoder: Decoder) -> dict[str, PackedWeight]:
 
 
 @paddle.no_grad()
-def load_weights(decoder: Decoder, source: Path | str | StoredWeights) -> str:
+def load_weights(decoder: Decoder, source: Path | str | StoredWeights | GrownWeights) -> str:
     """Fill the decoder from a folder's safetensors files, a few MB at a time; returns in words which layout they have.
 
     bfloat16 and float16 files become the decoder's own precision. A weight that is kept in few bits is read whole.
@@ -73,7 +75,7 @@ def load_weights(decoder: Decoder, source: Path | str | StoredWeights) -> str:
         ModelFileError: a file is missing or damaged, the folder was left half-written, the layout cannot be told, or
             tensors are missing, unknown or of another shape (all listed).
     """
-    stored = source if isinstance(source, StoredWeights) else open_weights(decoder.config, source)
+    stored = source if isinstance(source, (StoredWeights, GrownWeights)) else open_weights(decoder.config, source)
     architecture = decoder.config.architecture
     for name, parameter in named_weights(decoder).items():
         transposed = stored.is_transposed(name) != architecture.is_linear(name)
@@ -102,7 +104,7 @@ def weight_reader(config: ModelConfig, folder: Path | str) -> Callable[[str], np
 
 
 def _local_blocks(
-    stored: StoredWeights, name: str, tp: TensorParallel, axis: int | None, transposed: bool
+    stored: StoredWeights | GrownWeights, name: str, tp: TensorParallel, axis: int | None, transposed: bool
 ) -> Iterator[tuple[slice, np.ndarray]]:
     """The blocks of this rank's slice of a weight, as the file has them; row numbers count within the slice.
 

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from erniekit.data.conversation import Source
 from erniekit.data.dataset import open_dataset
@@ -48,9 +50,6 @@ def write(path: Path, records: list[dict[str, Any]]) -> Path:
 
 
 def write_parquet(path: Path, folder: Path, records: list[dict[str, Any]], *, embedded: bool) -> Path:
-    pyarrow = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
-
     names = [f"clips/{number}.flac" for number in range(len(records))]
     sounds = [{"bytes": (folder / name).read_bytes() if embedded else None, "path": name} for name in names]
     kind = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import datasets
+import pyarrow
 import pytest
 
 from erniekit.data.formats.problems import RecordProblem
@@ -15,7 +17,6 @@ from erniekit.data.formats.registry import read_records
 from erniekit.data.formats.sound_columns import hub_rows, sound_columns
 from erniekit.data.media.clip import Clip, ContentClip
 
-pyarrow = pytest.importorskip("pyarrow")
 SOUND = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
 
 
@@ -103,7 +104,6 @@ def test_other_columns_are_not_sound():
 
 def test_rows_of_a_data_set_of_the_hub(tmp_path):
     """Two Arrow files, as the cache of `datasets` holds a large data set; the features would decode the sound."""
-    datasets = pytest.importorskip("datasets")
     features = datasets.Features({"audio": datasets.Audio(sampling_rate=16_000), "sentence": datasets.Value("string")})
     paths = []
     for part in range(2):
@@ -135,7 +135,6 @@ print(json.dumps([read_bytes(clip).decode() for clip in clips if clip.row >= 0] 
 @pytest.mark.slow
 def test_a_data_set_of_the_hub_is_read_from_its_cache(tmp_path):
     """The cache is laid out by hand as huggingface_hub lays it out; the library that reads it is the real one."""
-    pytest.importorskip("datasets")
     commit = "0123456789012345678901234567890123456789"
     repository = tmp_path / "home/hub/datasets--org--speech"
     (repository / "refs").mkdir(parents=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -151,7 +150,6 @@ def test_sentencepiece_models(tmp_path, rule, legacy):
 
 
 @pytest.mark.slow  # importing paddlenlp takes seconds
-@pytest.mark.skipif(find_spec("paddlenlp") is None, reason="needs paddlenlp")
 def test_paddlenlp_vocabularies(tmp_path):
     tokenizer = load_tokenizer(write_byte_pairs(tmp_path, "Qwen2Tokenizer"))
     assert tokenizer.structural_tokens == {"<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool>"}

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import transformers
 
 from erniekit.data.conversation import ASSISTANT, Conversation, Turn
 from erniekit.data.media.clip import Clip
@@ -17,7 +18,6 @@ from tests.data.published_templates import QWEN2_AUDIO_TOKENS
 from tests.data.test_audio_parts import NAMES
 from tests.data.test_mistral_template import asked, heard
 
-transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.parity
 
 DIALOGUES = {

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
 from transformers.models.whisper import feature_extraction_whisper
 
 from erniekit.data.media.audio_batch import clip_windows

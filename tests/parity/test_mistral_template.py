@@ -6,9 +6,15 @@ import io
 import json
 from pathlib import Path
 
+import mistral_common
 import numpy as np
 import pytest
 import soundfile
+from mistral_common.protocol.instruct.chunk import AudioChunk, TextChunk
+from mistral_common.protocol.instruct.messages import AssistantMessage, SystemMessage, UserMessage
+from mistral_common.protocol.instruct.request import ChatCompletionRequest
+from mistral_common.protocol.transcription.request import TranscriptionRequest
+from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 
 from erniekit.data.conversation import ASSISTANT, USER, Conversation, Turn
 from erniekit.data.media.clip import AudioInputs, Clip, ContentClip
@@ -16,13 +22,6 @@ from erniekit.data.templates.ernie import chat_template, encode_prompt, encode_s
 from erniekit.data.templates.transcription import LANGUAGES
 from erniekit.data.tokenizers.tokenizer import load_tokenizer
 from tests.data.vocabularies import AUDIO_SECTION, VOXTRAL_TOKENS, special_tokens_of_tekken, tekken_values, write_tekken
-
-mistral_common = pytest.importorskip("mistral_common")
-from mistral_common.protocol.instruct.chunk import AudioChunk, TextChunk  # noqa: E402
-from mistral_common.protocol.instruct.messages import AssistantMessage, SystemMessage, UserMessage  # noqa: E402
-from mistral_common.protocol.instruct.request import ChatCompletionRequest  # noqa: E402
-from mistral_common.protocol.transcription.request import TranscriptionRequest  # noqa: E402
-from mistral_common.tokens.tokenizers.mistral import MistralTokenizer  # noqa: E402
 
 pytestmark = pytest.mark.parity
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import transformers
 
 from erniekit.data.conversation import Conversation
 from erniekit.data.media.log_mel import log_mel
@@ -21,8 +22,6 @@ from tests.data.test_audio_parts import NAMES
 from tests.data.test_mistral_template import asked, heard, transcript
 from tests.data.vocabularies import write_tekken
 
-transformers = pytest.importorskip("transformers")
-pytest.importorskip("mistral_common")
 pytestmark = pytest.mark.parity
 
 SECONDS = 2

@@ -9,17 +9,16 @@ import json
 import shutil
 from pathlib import Path
 
+import mistral_common
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mistral_common.tokens.tokenizers.base import SpecialTokenPolicy
+from mistral_common.tokens.tokenizers.tekken import Tekkenizer
 
 from erniekit.data.tokenizers.tokenizer import load_tokenizer
 from tests.data.test_tekken_tokenizer import RECORDED, TEXTS
 from tests.data.vocabularies import VOXTRAL_TOKENS, tekken_values, write_tekken
-
-mistral_common = pytest.importorskip("mistral_common")
-from mistral_common.tokens.tokenizers.base import SpecialTokenPolicy  # noqa: E402
-from mistral_common.tokens.tokenizers.tekken import Tekkenizer  # noqa: E402
 
 pytestmark = pytest.mark.parity
 

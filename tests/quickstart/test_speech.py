@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import espeakng_loader
 import numpy as np
 import pytest
 
@@ -44,8 +45,7 @@ def test_no_held_out_phrase_is_trained_on_and_voices_are_kept_apart(make_speech)
 
 def test_every_voice_exists(make_speech) -> None:
     """eSpeak NG takes its plain voice where a variant is not there, without a word."""
-    loader = pytest.importorskip("espeakng_loader")
-    variants = {path.name for path in (Path(loader.get_data_path()) / "voices" / "!v").iterdir()}
+    variants = {path.name for path in (Path(espeakng_loader.get_data_path()) / "voices" / "!v").iterdir()}
     for voice in (*make_speech.VOICES, *make_speech.UNSEEN_VOICES, *make_speech.NEW_VOICE):
         _, _, variant = voice.partition("+")
         assert not variant or variant in variants, voice
@@ -54,8 +54,6 @@ def test_every_voice_exists(make_speech) -> None:
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The first phrases, made by two processes."""
-    for package in ("espeakng_loader", "soundfile", "soxr"):
-        pytest.importorskip(package)
     folders = (tmp_path_factory.mktemp("speech"), tmp_path_factory.mktemp("speech"))
     tool = str(ROOT / "tools/quickstart/make_speech.py")
     for folder in folders:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import soundfile
 
 from erniekit.config import Config
 from erniekit.model.architectures.model_config import ModelConfig
@@ -34,7 +35,6 @@ def base(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def listener(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny listener with weights, and `data.jsonl` with a few recordings of noise in its folder."""
-    soundfile = pytest.importorskip("soundfile")
     folder = tmp_path_factory.mktemp("listener")
     files = [path for path in LISTENER.iterdir() if path.name != "config.json"]
     save_model_folder(build_model(ModelConfig.from_folder(LISTENER), None, seed=1), folder, files)

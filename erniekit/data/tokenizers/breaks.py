@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
 
 BREAK = "\ufdd0"  # a noncharacter, which Unicode reserves for a program's own use
 _WRITTEN_BREAK = f"{BREAK}\ufdd1"  # what stands for the same character in a text
+
+MAX_NESTING = 40  # of a regular expression's groups
 
 EncodeTexts = Callable[[list[str]], list[list[int]]]
 
 
 def break_inserter(tokens: Iterable[str]) -> Callable[[str], str]:
     """Return a function that puts breaks into every occurrence of `tokens` in a text."""
-    ordered = sorted(filter(None, tokens), key=len, reverse=True)
-    search = re.compile(f"(?<!{BREAK})(?:{'|'.join(map(re.escape, ordered))})") if ordered else None
+    pattern = longest_of(tokens)
+    search = re.compile(f"(?<!{BREAK})(?:{pattern})") if pattern else None
 
     def insert(text: str) -> str:
         if BREAK in text:
@@ -29,6 +32,31 @@ def break_inserter(tokens: Iterable[str]) -> Callable[[str], str]:
         return text
 
     return insert
+
+
+def longest_of(texts: Iterable[str]) -> str:
+    """Return a regular expression that matches the longest of some texts at a position; "" for no text.
+
+    It branches once for each next character, so that thousands of texts take no longer than a few.
+    """
+    return _branches(sorted(set(filter(None, texts))), MAX_NESTING)
+
+
+def _branches(texts: list[str], depth: int) -> str:
+    """Return the expression for sorted texts that are all different."""
+    if depth == 0:
+        return "|".join(map(re.escape, sorted(texts, key=len, reverse=True)))
+    branches = []
+    for _, group in groupby(texts, lambda text: text[0]):
+        alike = list(group)
+        ends = zip(alike[0], alike[-1], strict=False)
+        same = next((place for place, (one, other) in enumerate(ends) if one != other), len(alike[0]))
+        prefix = alike[0][:same]
+        rest = [text[len(prefix) :] for text in alike]
+        longer = _branches(rest[1:] if not rest[0] else rest, depth - 1)
+        ends_here = "?" if not rest[0] else ""
+        branches.append(re.escape(prefix) + (f"(?:{longer}){ends_here}" if longer else ""))
+    return "|".join(branches)
 
 
 def remove_breaks(text: str) -> str:

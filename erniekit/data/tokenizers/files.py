@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from erniekit.data.tokenizers.breaks import BREAK, encode_without
+from erniekit.data.tokenizers.breaks import BREAK, encode_without, longest_of
 from erniekit.errors import ModelFileError
 from erniekit.json_files import read_json_object
 
@@ -21,6 +21,7 @@ SENTENCEPIECE_FILES = ("tokenizer.model", "sentencepiece.bpe.model", "spiece.mod
 VOCABULARY_FILES = ("vocab.json", "merges.txt", "vocab.txt")
 TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
 ADDITIONAL_TEMPLATES = "additional_chat_templates"
+TEXT_TOKENS_KEY = "erniekit_added_tokens"  # of CONFIG_FILE: added tokens that are read in texts; others ignore the key
 TOKENIZER_FILES = (
     TOKENIZER_FILE, CONFIG_FILE, SPECIAL_TOKENS_FILE, *TEMPLATE_FILES, ADDED_TOKENS_FILE, *SENTENCEPIECE_FILES,
     *VOCABULARY_FILES, TEKKEN_FILE,
@@ -68,6 +69,18 @@ def special_tokens(settings: dict[str, Any]) -> dict[str, str]:
     with the string inside."""
     named = {name: _content(value) for name, value in settings.items() if name.endswith("_token")}
     return {name: text for name, text in named.items() if text is not None}
+
+
+def text_tokens(settings: dict[str, Any]) -> frozenset[str]:
+    """Return the added tokens that a run has declared to be text: they are read wherever a text holds them.
+
+    Raises:
+        ModelFileError: they are not a list of texts.
+    """
+    listed = settings.get(TEXT_TOKENS_KEY, [])
+    if not isinstance(listed, list) or not all(isinstance(text, str) for text in listed):
+        raise ModelFileError(f"{CONFIG_FILE}: {TEXT_TOKENS_KEY}: expected a list of tokens")
+    return frozenset(listed)
 
 
 def added_tokens(folder: Path, settings: dict[str, Any], base_id: Callable[[str], int | None]) -> dict[str, AddedToken]:
@@ -163,19 +176,25 @@ def _read_text(path: Path) -> str:
 
 
 def structural_tokens(
-    tokens: Iterable[AddedToken], base_id: Callable[[str], int | None], template_text: str
+    tokens: Iterable[AddedToken],
+    base_id: Callable[[str], int | None],
+    template_text: str,
+    declared_text: frozenset[str] = frozenset(),
 ) -> frozenset[str]:
     """Return the texts of the tokens that give a dialogue its structure: special ones, and others such as `<tool_call>`
     that the chat template writes or that are no words of the vocabulary.
 
-    Other added tokens are text: runs of white space, and words of the vocabulary that are only listed again.
+    Other added tokens are text: runs of white space, words of the vocabulary that are only listed again, and those
+    that a run has declared to be text (`text_tokens`).
     """
+    declared = {text for text in declared_text if text not in template_text}
     return frozenset(
         token.content
         for token in tokens
         if token.special
         or (
-            token.content.strip(" \t\r\n\u2581")
+            token.content not in declared
+            and token.content.strip(" \t\r\n\u2581")
             and (base_id(token.content) != token.id or token.content in template_text)
         )
     )
@@ -202,15 +221,15 @@ class AddedTokens:
         base_id: Callable[[str], int | None] = lambda text: None,
         unknown_id: int | None = None,
         template_text: str = "",
+        declared_text: frozenset[str] = frozenset(),
     ) -> None:
         self.by_text = {token.content: token for token in tokens}
         self.by_id = {token.id: token for token in self.by_text.values()}
         self.special = frozenset(text for text, token in self.by_text.items() if token.special)
-        self.structural = structural_tokens(self.by_text.values(), base_id, template_text)
+        self.structural = structural_tokens(self.by_text.values(), base_id, template_text, declared_text)
         self.structural_ids = frozenset(self.by_text[text].id for text in self.structural) - {unknown_id}
-        # At one position the longest token wins.
-        ordered = sorted(filter(None, self.by_text), key=len, reverse=True)
-        self._pattern = re.compile(f"(?<!{BREAK})({'|'.join(map(re.escape, ordered))})") if ordered else None
+        pattern = longest_of(self.by_text)
+        self._pattern = re.compile(f"(?<!{BREAK})({pattern})") if pattern else None
 
     def split(self, text: str) -> list[TextChunk]:
         """Split a text into added tokens and the stretches between them; no stretch is empty."""

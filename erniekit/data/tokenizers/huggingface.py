@@ -21,7 +21,7 @@ _PROBE = "a"  # any text that leaves a token
 class TokenizersBackend:
     """See tokenizer.Backend."""
 
-    def __init__(self, folder: Path, template_text: str = "") -> None:
+    def __init__(self, folder: Path, template_text: str = "", declared_text: frozenset[str] = frozenset()) -> None:
         path = folder / TOKENIZER_FILE
         try:
             self._library = Library.from_buffer(path.read_bytes())
@@ -39,8 +39,9 @@ class TokenizersBackend:
             AddedToken(token.content, number, token.special, token.lstrip, token.rstrip, token.single_word)
             for number, token in added.items()
         ]
+        self.added_tokens = tuple(tokens)
         self.control_tokens = frozenset(token.content for token in tokens if token.special)
-        self.structural_tokens = structural_tokens(tokens, self._words.get, template_text)
+        self.structural_tokens = structural_tokens(tokens, self._words.get, template_text, declared_text)
         self._structure = AddedTokens(
             (token for token in tokens if token.content in self.structural_tokens),
             self._words.get,

@@ -10,7 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from erniekit.data.tokenizers.files import CONFIG_FILE, TOKENIZER_FILES, AddedTokens, added_tokens, read_json
+from erniekit.data.tokenizers.files import (
+    CONFIG_FILE,
+    TOKENIZER_FILES,
+    AddedTokens,
+    added_tokens,
+    read_json,
+    text_tokens,
+)
 from erniekit.environment import import_paddlenlp
 from erniekit.errors import ModelFileError
 
@@ -41,8 +48,13 @@ class PaddlenlpBackend:
         words = vocabulary.keys() - self._tokenizer.added_tokens_encoder.keys()
         unknown_id = getattr(self._tokenizer, "unk_token_id", None)
         self._added = AddedTokens(
-            tokens, lambda text: vocabulary[text] if text in words else None, unknown_id, template_text
+            tokens,
+            lambda text: vocabulary[text] if text in words else None,
+            unknown_id,
+            template_text,
+            text_tokens(settings),
         )
+        self.added_tokens = tuple(self._added.by_text.values())
         self._ids = {**vocabulary, **{text: token.id for text, token in self._added.by_text.items()}}
         self._known = frozenset(vocabulary.values())
         self.control_tokens, self.structural_tokens = self._added.special, self._added.structural

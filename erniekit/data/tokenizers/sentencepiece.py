@@ -26,6 +26,7 @@ from erniekit.data.tokenizers.files import (
     TextChunk,
     added_tokens,
     special_tokens,
+    text_tokens,
 )
 from erniekit.environment import usable_cores
 from erniekit.errors import ModelFileError
@@ -54,7 +55,8 @@ class SentencePieceBackend:
         self._adds_prefix = not legacy and settings.get("add_prefix_space") is not False
         self._unknown = special_tokens(settings).get("unk_token", "<unk>")
         tokens = added_tokens(folder, settings, self._piece_id).values()
-        self._added = AddedTokens(tokens, self._piece_id, self._model.unk_id(), template_text)
+        self._added = AddedTokens(tokens, self._piece_id, self._model.unk_id(), template_text, text_tokens(settings))
+        self.added_tokens = tuple(self._added.by_text.values())
         self.control_tokens, self.structural_tokens = self._added.special, self._added.structural
         pieces = self._model.get_piece_size()
         controls = (number for number in range(pieces) if self._model.is_control(number))

@@ -56,6 +56,7 @@ class TekkenBackend:
         self._added = AddedTokens(token for token in self._tokens if not _RESERVED.fullmatch(token.content))
         self._verbatim = dict(enumerate(self._tokens))
         self.control_tokens, self.structural_tokens = self._added.special, self._added.structural
+        self.added_tokens = tuple(self._tokens)
         self.default_tokens = {name: text for name, text in NAMES.items() if text in self._ids}
         self.document_prefix: tuple[int, ...] = (self._ids[NAMES["bos_token"]],)
         self.files: tuple[Path, ...] = (path,)

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-from erniekit.data.tokenizers.breaks import break_inserter
+from erniekit.data.tokenizers.breaks import break_inserter, longest_of
 from erniekit.data.tokenizers.files import (
     ADDITIONAL_TEMPLATES,
     CONFIG_FILE,
@@ -19,11 +19,13 @@ from erniekit.data.tokenizers.files import (
     TEKKEN_FILE,
     TOKENIZER_FILE,
     TOKENIZER_FILES,
+    AddedToken,
     chat_templates_of,
     needs_paddlenlp,
     read_json,
     read_settings,
     special_tokens,
+    text_tokens,
 )
 from erniekit.data.tokenizers.tekken import TekkenBackend, dialogue_version
 from erniekit.errors import ModelFileError
@@ -35,13 +37,14 @@ class Backend(Protocol):
 
     Attributes:
         size: the largest token id + 1.
-        control_tokens, structural_tokens: see Tokenizer.
+        added_tokens, control_tokens, structural_tokens: see Tokenizer.
         files: the files that determine the ids of a text; their contents make the fingerprint.
         default_tokens: named tokens for folders that do not name them.
         document_prefix: see Tokenizer.
     """
 
     size: int
+    added_tokens: tuple[AddedToken, ...]
     control_tokens: frozenset[str]
     structural_tokens: frozenset[str]
     files: tuple[Path, ...]
@@ -66,8 +69,11 @@ class Tokenizer:
     Text of others goes through `plain_text` or `answer_text` first, which keep it from becoming control tokens.
 
     Attributes:
+        folder: where its files lie.
         bos_id, eos_id, pad_id: ids; `bos_id` is None if the model has none, `pad_id` falls back to unk, then eos.
         vocab_size: the largest token id + 1.
+        added_tokens: the tokens that are searched for in a text before the vocabulary is used.
+        text_tokens: those that a run has declared to be text (`extend.py`); they are read in any text.
         control_tokens: the texts of the tokens that control the model, such as `<|end_of_sentence|>`.
         structural_tokens: these, and other added tokens such as `<tool_call>` that only a chat template may write.
         plain_text: puts breaks into a text of users, tools or systems, so that no structural token is read in it.
@@ -84,20 +90,23 @@ class Tokenizer:
         refuse_changed(folder)
         settings = read_settings(folder)
         self.chat_templates, self.template_path = chat_templates_of(folder, read_json(folder / CONFIG_FILE))
+        declared_text = text_tokens(settings)
         with _panics_told(folder):
             self._backend = _backend(folder, settings, "".join(self.chat_templates.values()))
-        self._folder = folder
+        self.folder = folder
         self.special_tokens = {**self._backend.default_tokens, **special_tokens(settings)}
         self._check_special_tokens(folder)
         self.vocab_size = self._backend.size
+        self.added_tokens = self._backend.added_tokens
         self.control_tokens = self._backend.control_tokens
         self.document_prefix = self._backend.document_prefix
         self.structural_tokens = self._backend.structural_tokens
+        self.text_tokens = declared_text.intersection(token.content for token in self.added_tokens)
+        self.text_tokens -= self.structural_tokens
         self.plain_text = break_inserter(self.structural_tokens)
         self.answer_text = break_inserter(self.control_tokens - THOUGHT_MARKERS)
-        # Longest first, so that a token is matched in full where another one is its prefix.
-        ordered = sorted(self.control_tokens, key=len, reverse=True)
-        self._control_pattern = re.compile("|".join(re.escape(token) for token in ordered)) if ordered else None
+        pattern = longest_of(self.control_tokens)
+        self._control_pattern = re.compile(pattern) if pattern else None
         self.bos_id = self._named_id("bos_token")
         eos_id = self._named_id("eos_token")
         if eos_id is None:
@@ -113,6 +122,8 @@ class Tokenizer:
         digest.update(json.dumps(self.special_tokens, sort_keys=True).encode())
         if self.structural_tokens != self.control_tokens:  # text that contains one of the others has other ids since
             digest.update(b"plain text of others")
+        if self.text_tokens:
+            digest.update(json.dumps(sorted(self.text_tokens)).encode())
         self.fingerprint = digest.hexdigest()
 
     def encode(self, text: str) -> list[int]:
@@ -120,11 +131,11 @@ class Tokenizer:
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of each text, encoded separately."""
-        with _panics_told(self._folder):
+        with _panics_told(self.folder):
             return self._backend.encode_batch(texts)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        with _panics_told(self._folder):
+        with _panics_told(self.folder):
             return self._backend.decode(ids, skip_special_tokens)
 
     def token_id(self, token: str) -> int | None:
@@ -138,7 +149,7 @@ class Tokenizer:
     @cached_property
     def tekken_version(self) -> int | None:
         """The version of Mistral's dialogue format that the folder's tekken.json names; None without this file."""
-        return dialogue_version(self._folder)
+        return dialogue_version(self.folder)
 
     def _named_id(self, name: str) -> int | None:
         text = self.special_tokens.get(name)
@@ -156,7 +167,7 @@ def _panics_told(folder: Path) -> Iterator[None]:
     """Turn a panic of a library written in Rust, which no `except Exception` sees, into ModelFileError."""
     try:
         yield
-    except BaseException as error:
+    except BaseException as error:  # pyo3's PanicException is no Exception, and no module exports its class
         if type(error).__name__ != "PanicException":
             raise
         if (folder / TOKENIZER_FILE).is_file():
@@ -202,4 +213,4 @@ def _backend(folder: Path, settings: dict[str, Any], template_text: str) -> Back
 
     from erniekit.data.tokenizers.huggingface import TokenizersBackend
 
-    return TokenizersBackend(folder, template_text)
+    return TokenizersBackend(folder, template_text, text_tokens(settings))

@@ -36,7 +36,7 @@ class ShardedParameters:
 
     def __init__(self, optimizer: AdamW, group: Group, model: nn.Layer) -> None:
         if not model.head.parameters():
-            model.head.extra_parameters = [model.head.projection]  # tied embeddings are gathered for the head as well
+            model.head.extra_parameters = model.embedding.parameters()  # tied: they are gathered for the head as well
         decays = optimizer._apply_decay_param_fun
         optimizer._apply_decay_param_fun = lambda name: decays(name.removeprefix(SLICE_PREFIX))
         self._layer = GroupShardedStage3(

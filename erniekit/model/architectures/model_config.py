@@ -18,6 +18,7 @@ from erniekit.model.architectures.registry import ARCHITECTURES, architecture_of
 from erniekit.model.architectures.rope_scaling import yarn_remark
 from erniekit.model.processor_files import check_processor_files
 from erniekit.model.storage.model_folder import refuse_sharded_checkpoint
+from erniekit.model.vocabulary import GrownVocabulary
 
 CONFIG_FILE = "config.json"
 logger = logging.getLogger(__name__)
@@ -34,6 +35,8 @@ class ModelConfig:
             dictionaries the sizes of encoders (`Architecture.encoders`).
         other_keys: every key that this project does not use, so that a saved model folder loses nothing; those of a
             dictionary within the file under its name.
+        vocabulary: the new rows that a run gives the model, which its files lack (`vocabulary.grow`); `vocab_size`
+            counts them.
         remarks: lines for the user on what the file says and does not act here.
     """
 
@@ -65,6 +68,7 @@ class ModelConfig:
     model_type: str = "ernie4_5"
     own: dict[str, Any] = field(default_factory=dict, hash=False)
     other_keys: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    vocabulary: GrownVocabulary | None = None
     remarks: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
     @property

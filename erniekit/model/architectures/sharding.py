@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 LAYER, EXPERT = "{layer}", "{expert}"  # in a pattern: the number of a decoder layer, of a routed expert
 _NUMBER = re.compile(r"\{\w+\}")  # any other name in braces stands for a number without a meaning here
 _ADAPTER = ("lora_A", "lora_B", "lora_magnitude_vector", "start_A", "start_B")  # beside a linear layer
+_BESIDE = {"linear": _ADAPTER, "embedding": ("new_rows",)}  # what is trained beside frozen weights
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,9 @@ REPLICATED_LINEAR = ModuleRule("linear", _LINEAR_PARAMETERS)  # also those of ro
 SLICED_LINEAR = ModuleRule(  # every rank has the whole, and uses its own channels of the outputs
     "linear", _LINEAR_PARAMETERS, partial=(*_LINEAR_PARAMETERS, *_ADAPTER)
 )
-VOCAB_PARALLEL = ModuleRule("embedding", axes={"weight": 0})
+VOCAB_PARALLEL = ModuleRule(  # every rank has all rows of new tokens, and uses those whose places it has
+    "embedding", axes={"weight": 0}, partial=("new_rows",)
+)
 NORM = ModuleRule("norm", initial=1.0)
 HEAD_NORM = ModuleRule("norm", partial=("weight",), initial=1.0)  # each rank normalises its own heads
 SHARDED_NORM = ModuleRule("norm", axes={"weight": 0}, initial=1.0)  # of channels that the ranks divide
@@ -155,7 +158,7 @@ class RuleTable:
         found = self._patterns.get(".".join("*" if part.isdigit() else part for part in parts))
         if found is None:
             return None
-        is_adapter = found.rule.kind == "linear" and parameter in _ADAPTER
+        is_adapter = parameter in _BESIDE.get(found.rule.kind, ())
         if parameter not in found.rule.parameters and not is_adapter:
             return None
         layer, expert = (None if at is None else int(parts[at]) for at in (found.layer_at, found.expert_at))

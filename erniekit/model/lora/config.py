@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from erniekit.errors import ConfigurationError
 from erniekit.model.architectures.stacked_experts import place_of
+from erniekit.model.vocabulary import new_row_shapes
 
 if TYPE_CHECKING:
     from erniekit.model.architectures.model_config import ModelConfig
@@ -151,7 +152,8 @@ def matches(pattern: str, path: str) -> bool:
 
 
 def adapter_shapes(config: ModelConfig, settings: LoraSettings) -> dict[str, tuple[int, ...]]:
-    """Return the name and shape of every parameter of the adapters of a model."""
+    """Return the name and shape of every parameter that is trained with the adapters of a model: the adapters', and
+    the rows of new tokens."""
     linears = config.linear_shapes()
     shapes: dict[str, tuple[int, ...]] = {}
     for path in adapter_targets(config, settings.target_modules):
@@ -160,11 +162,11 @@ def adapter_shapes(config: ModelConfig, settings: LoraSettings) -> dict[str, tup
         shapes |= {f"{path}.lora_A": (inputs, rank), f"{path}.lora_B": (rank, outputs)}
         if settings.dora:
             shapes[f"{path}.lora_magnitude_vector"] = (outputs,)
-    return shapes
+    return shapes | new_row_shapes(config)
 
 
 def adapter_parameter_count(config: ModelConfig, settings: LoraSettings) -> int:
-    """Return how many parameters the adapters of a model have."""
+    """Return how many parameters are trained with the adapters of a model."""
     return sum(math.prod(shape) for shape in adapter_shapes(config, settings).values())
 
 

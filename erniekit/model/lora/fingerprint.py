@@ -13,6 +13,7 @@ from paddle import Tensor
 
 from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.decoder import Decoder
+from erniekit.model.vocabulary import vocabulary_weights
 from erniekit.model.weights import named_weights, packed_weights
 
 AllGatherObject = Callable[[Any], list[Any]]  # gathers a JSON value from every rank that has a part of the model
@@ -28,7 +29,8 @@ def weights_fingerprint(decoder: Decoder, all_gather_object: AllGatherObject = s
     """Hash the names, the shapes and 64 values of each weight, spread over it.
 
     The result does not depend on the file layout, on how ranks shard the model, or on whether a run keeps the model's
-    multi-token prediction layers. Of a quantized weight the dequantized values count.
+    multi-token prediction layers. Of a quantized weight the dequantized values count, of a grown vocabulary the rows of
+    the tokens that were there before.
     """
     all_samples: dict[str, list[float]] = {}
     for samples in all_gather_object(dict(_samples(decoder))):
@@ -72,5 +74,7 @@ def _pick(weight: Tensor, indices: tuple[np.ndarray, ...]) -> np.ndarray:
 
 
 def _decoder_shape(config: ModelConfig, name: str, shape: tuple[int, ...]) -> list[int]:
-    """Return the shape of a full weight in the decoder's layout."""
+    """Return the shape of a full weight in the decoder's layout, without rows that a grown vocabulary added."""
+    if config.vocabulary is not None and name in vocabulary_weights(config):
+        return [config.vocabulary.first, *shape[1:]]
     return list(shape[::-1] if config.architecture.is_linear(name) else shape)

@@ -23,13 +23,12 @@ _NEUTRAL: dict[str, Any] = {
     "megatron_config": None,
     "modules_to_save": None,
     "target_parameters": None,
-    "trainable_token_indices": None,
     "use_qalora": False,
 }
 _READ = {
     "alpha_pattern", "base_model_name_or_path", "exclude_modules", "init_lora_weights", "layers_pattern",
     "layers_to_transform", "lora_alpha", "lora_dropout", "peft_type", "r", "rank_pattern", "target_modules",
-    "use_dora", "use_rslora",
+    "trainable_token_indices", "use_dora", "use_rslora",
 }  # fmt: skip
 _WITHOUT_EFFECT = {
     "auto_mapping", "corda_config", "ensure_weight_tying", "eva_config", "inference_mode", "loftq_config",
@@ -81,6 +80,7 @@ def peft_config(
     base: str,
     rank_factor: int = 1,
     towers: tuple[str, ...] = (),
+    token_ids: Mapping[str, Sequence[int]] | None = None,
 ) -> dict[str, Any]:
     """Return `adapter_config.json` for adapters on `targets`, among all linear layers of the model.
 
@@ -88,6 +88,7 @@ def peft_config(
         towers: the prefixes of paths that lie in encoders and projectors.
         base: the base model, a folder or a hub id, which may end with "@revision".
         rank_factor: how many times larger the stored rank is than that in training; the scaling stays the same.
+        token_ids: of the tokens whose rows are trained, by the name of the embedding or head.
     """
     growth = rank_factor**0.5 if settings.rslora else rank_factor
     targeted, excluded = target_names(targets, linears, towers)
@@ -110,6 +111,7 @@ def peft_config(
         "revision": revision or None,
         "target_modules": targeted,
         "task_type": "CAUSAL_LM",
+        "trainable_token_indices": {name: list(ids) for name, ids in token_ids.items()} if token_ids else None,
         "use_dora": settings.dora,
         "use_rslora": settings.rslora,
     }

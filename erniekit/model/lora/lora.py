@@ -22,9 +22,11 @@ from erniekit.model.local_tensors import FullTensors, LocalTensors, SingleProces
 from erniekit.model.lora.config import PISSA, LoraSettings, adapter_targets
 from erniekit.model.lora.fingerprint import AllGatherObject, single_process_all_gather, weights_fingerprint
 from erniekit.model.lora.init import MIN_COLUMN_NORM, Factors, initial_factors, principal_factors
+from erniekit.model.lora.new_rows import attach_new_rows, merge_new_rows, named_new_rows, without_new_rows
 from erniekit.model.lora.peft_files import StoredAdapters, read_adapters, write_adapters
 from erniekit.model.moe.router import GateStatistics
 from erniekit.model.randomness import Randomness, Site, dropout
+from erniekit.model.vocabulary import new_row_names
 from erniekit.model.weights import named_linears, named_weights
 
 
@@ -126,7 +128,7 @@ def add_adapters(
     seed: int,
     all_gather_object: AllGatherObject = single_process_all_gather,
 ) -> None:
-    """Freeze the decoder and add new adapters to its linear layers.
+    """Freeze the decoder and add new adapters to its linear layers, and the rows of new tokens if it is grown.
 
     Args:
         all_gather_object: over the ranks that share the decoder.
@@ -145,6 +147,7 @@ def add_adapters(
             outputs, inputs = shapes[f"{path}.weight"]
             factors = initial_factors(path, (inputs, outputs), rank, seed)
         attach_adapter(linear, path, factors, settings, base)
+    attach_new_rows(decoder, {})
     decoder.adapters = DecoderAdapters(settings, base)
 
 
@@ -186,23 +189,26 @@ def named_adapters(decoder: Decoder) -> dict[str, LowRankAdapter]:
 
 
 def named_adapter_weights(decoder: Decoder) -> dict[str, paddle.Tensor]:
-    """Return the adapters' parameters as `<path>.lora_A`, `<path>.lora_B` and `<path>.lora_magnitude_vector`."""
-    return {
+    """Return the adapters' parameters as `<path>.lora_A`, `<path>.lora_B` and `<path>.lora_magnitude_vector`, and the
+    rows of new tokens as `<path>.new_rows`."""
+    of_linears = {
         f"{path}.{name}": parameter
         for path, adapter in named_adapters(decoder).items()
         for name, parameter in adapter.named_parameters()
     }
+    return of_linears | named_new_rows(decoder)
 
 
 @contextmanager
 def without_adapters(decoder: Decoder) -> Iterator[None]:
-    """Disable the adapters inside the context."""
+    """Disable the adapters inside the context; rows of new tokens are then those that the base began with."""
     adapters = named_adapters(decoder)
     linears = named_linears(decoder)
     for path in adapters:
         linears[path].adapter = None
     try:
-        yield
+        with without_new_rows(decoder):
+            yield
     finally:
         for path, adapter in adapters.items():
             linears[path].adapter = adapter
@@ -216,8 +222,14 @@ def named_trainable_parameters(decoder: Decoder) -> dict[str, paddle.Tensor]:
 
 def describe_adapters(decoder: Decoder) -> str:
     """Describe the kind of the adapters and this rank's number of layers and parameters."""
-    count = sum(parameter.size for parameter in named_adapter_weights(decoder).values())
-    return f"{decoder.adapters.settings}, on {len(named_adapters(decoder))} linear layers, {count:,} parameters"
+    rows = sum(parameter.size for parameter in named_new_rows(decoder).values())
+    count = sum(parameter.size for parameter in named_adapter_weights(decoder).values()) - rows
+    described = f"{decoder.adapters.settings}, on {len(named_adapters(decoder))} linear layers, {count:,} parameters"
+    vocabulary = decoder.config.vocabulary
+    if vocabulary is None:
+        return described
+    trained = "trained" if vocabulary.trained else "frozen (train_added_tokens: false)"
+    return f"{described}; rows of {vocabulary.count:,} new tokens, {rows:,} parameters, {trained}"
 
 
 def base_fingerprint(decoder: Decoder) -> str:
@@ -251,6 +263,7 @@ def load_adapters(
     for path in (path for path in stored.factors if path in linears):
         weight = full_weight(base, linears[path], path)
         attach_adapter(linears[path], path, stored.complete(path, weight), settings, base)
+    attach_new_rows(decoder, stored.new_rows)
     decoder.adapters = DecoderAdapters(settings, base)
     return stored.base_fingerprint in ("", base.fingerprint)
 
@@ -278,10 +291,12 @@ def save_adapters(
     values = {name: full_tensors.read(name) for name in full_tensors.names}
     if folder is None:
         return []
-    paths = dict.fromkeys(name.rpartition(".")[0] for name in full_tensors.names)
+    rows_of = {rows: weight for weight, rows in new_row_names(decoder.config).items()}
+    paths = dict.fromkeys(name.rpartition(".")[0] for name in full_tensors.names if name not in rows_of)
     order = [path for path in (name.rpartition(".")[0] for name in decoder.config.weight_shapes()) if path in paths]
     factors = {path: _factors(values, path) for path in dict.fromkeys(order)}
-    stored = StoredAdapters(decoder.adapters.settings, factors, base_fingerprint(decoder))
+    new_rows = {weight: rows for name, weight in rows_of.items() if (rows := values.get(name)) is not None}
+    stored = StoredAdapters(decoder.adapters.settings, factors, base_fingerprint(decoder), new_rows)
     return write_adapters(folder, stored, decoder.config, base_model)
 
 
@@ -309,6 +324,7 @@ def merge_adapters(decoder: Decoder) -> None:
             linear.adapter = None
         elif linear.weight is None:
             linear.set_dense_weight(linear.dense_weight)
+    merge_new_rows(decoder)
     decoder.adapters = None
     for layer in decoder.sublayers():
         for parameter in layer.parameters(include_sublayers=False):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,13 @@ from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.lora.config import PISSA, LoraSettings, adaptable_linears
 from erniekit.model.lora.folder import ADAPTER_CONFIG_FILE, peft_config, settings_from_peft
 from erniekit.model.lora.init import Factors, merged_weight, principal_factors
+from erniekit.model.lora.new_row_files import (
+    is_row_tensor,
+    merge_rows,
+    peft_row_tensors,
+    peft_token_ids,
+    read_new_rows,
+)
 from erniekit.model.lora.paddlenlp_files import is_paddlenlp_folder, read_paddlenlp
 from erniekit.model.storage.safetensors import SafetensorsFile, check_finite, write_safetensors
 from erniekit.model.storage.shards import format_problems
@@ -37,11 +44,15 @@ class StoredAdapters:
         settings: `target_modules` are full paths.
         factors: by the path of the linear layer. For PiSSA as PEFT saves it, `start` has still to be computed.
         base_fingerprint: of the weights they were trained on (`fingerprint.weights_fingerprint`); "" if it is unknown.
+        new_rows: of new tokens, [n, H], by the name of the weight that they belong to.
+        first_new: the id of the first of these tokens.
     """
 
     settings: LoraSettings
     factors: Mapping[str, Factors]
     base_fingerprint: str = ""
+    new_rows: Mapping[str, np.ndarray] = field(default_factory=dict)
+    first_new: int = 0
 
     def complete(self, path: str, weight: np.ndarray) -> Factors:
         """Return the complete factors of one layer, whose weight in the base model is `weight` [in, out]."""
@@ -52,7 +63,7 @@ class StoredAdapters:
         return factors._replace(start=principal_factors(path, weight, rank, scaling).start)
 
     def merge(self, name: str, values: np.ndarray) -> np.ndarray:
-        """Merge the adapter of a weight, if it has one, into the base model's values.
+        """Merge the adapter of a weight, if it has one, or its rows of new tokens into the base model's values.
 
         Args:
             name: Hugging Face name of the weight.
@@ -61,6 +72,8 @@ class StoredAdapters:
         Returns:
             float32 if there is an adapter, otherwise `values` themselves.
         """
+        if name in self.new_rows:
+            return merge_rows(values, self.new_rows[name], self.first_new)
         path = name.removesuffix(".weight")
         if path == name or path not in self.factors:
             return values
@@ -76,9 +89,9 @@ def read_adapters(folder: Path | str, model_config: ModelConfig) -> StoredAdapte
     transformers does. Adapters of such layers that the model lacks are ignored.
 
     Raises:
-            ModelFileError: a file is missing or damaged, the adapters need a computation that is not available here, or
-            tensors are missing, unknown or of another shape than the model and the configuration imply (all are
-            listed).
+            ModelFileError: a file is missing or damaged, the adapters need a computation that is not available here,
+            their new tokens are not those of the model, or tensors are missing, unknown or of another shape than the
+            model and the configuration imply (all are listed).
     """
     folder = Path(folder)
     linears, is_mtp_weight = adaptable_linears(model_config), model_config.architecture.is_mtp_weight
@@ -87,10 +100,12 @@ def read_adapters(folder: Path | str, model_config: ModelConfig) -> StoredAdapte
     settings = settings_from_peft(folder, list(linears))
     file = _open(folder)
     settings = _without_missing_mtp(settings, file, is_mtp_weight)
+    new_rows = read_new_rows(folder, file, model_config)
+    first_new = model_config.vocabulary.first if model_config.vocabulary else 0
     factors = _read_factors(file, folder, settings, linears, is_mtp_weight)
     own = _own_metadata(file)
     if own is None:
-        return StoredAdapters(settings, factors)
+        return StoredAdapters(settings, factors, new_rows=new_rows, first_new=first_new)
     stored, fingerprint = replace(own[0], target_modules=settings.target_modules), own[1]
     growth = 2 if stored.init == PISSA else 1
     if any(settings.rank_of(path) != growth * stored.rank_of(path) for path in settings.target_modules):
@@ -100,7 +115,7 @@ def read_adapters(folder: Path | str, model_config: ModelConfig) -> StoredAdapte
         )
     if stored.init == PISSA:
         factors = {path: _split_start(each) for path, each in factors.items()}
-    return StoredAdapters(stored, factors, fingerprint)
+    return StoredAdapters(stored, factors, fingerprint, new_rows, first_new)
 
 
 def write_adapters(
@@ -119,12 +134,14 @@ def write_adapters(
     factor = 2 if settings.init == PISSA else 1
     towers = tuple(tower.prefix for tower in model_config.architecture.towers)
     linears = list(adaptable_linears(model_config))
-    config = peft_config(settings, list(adapters.factors), linears, base_model, factor, towers)
+    token_ids = peft_token_ids(model_config) if adapters.new_rows else None
+    config = peft_config(settings, list(adapters.factors), linears, base_model, factor, towers, token_ids)
     config_path = folder / ADAPTER_CONFIG_FILE
     config_path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     tensors = {
         name: values for path, factors in adapters.factors.items() for name, values in _peft_tensors(path, factors)
     }
+    tensors |= peft_row_tensors(adapters.new_rows)
     own = {"settings": replace(settings, target_modules=()).to_json(), "base_fingerprint": adapters.base_fingerprint}
     metadata = {"format": "pt", _METADATA: json.dumps(own)}
     weights_path = folder / ADAPTER_WEIGHTS_FILE
@@ -160,7 +177,7 @@ def _read_factors(
     linears: Mapping[str, tuple[int, int]],
     is_mtp_weight: Callable[[str], bool],
 ) -> dict[str, Factors]:
-    names = {_own_name(name): name for name in file.names()}
+    names = {_own_name(name): name for name in file.names() if not is_row_tensor(name)}
     expected = expected_shapes(settings, linears)
     problems = [] if expected else ["target_modules names no linear layer of the model"]
     problems += [f"{name}: missing" for name in expected if name not in names]

@@ -26,10 +26,12 @@ from erniekit.model.architectures.architecture import Architecture
 from erniekit.model.architectures.model_config import CONFIG_FILE, ModelConfig
 from erniekit.model.architectures.plain_decoder import EMBEDDING, HEAD
 from erniekit.model.architectures.registry import ARCHITECTURES
+from erniekit.model.storage.grown_weights import GrownWeights
 from erniekit.model.storage.model_folder import CONFIG_KEY, refuse_half_written, refuse_sharded_checkpoint
 from erniekit.model.storage.safetensors import SafetensorsFile, check_finite
 from erniekit.model.storage.shards import format_problems, open_weight_files
 from erniekit.model.storage.stacked_tensors import ExpertTensor, with_expert_tensors
+from erniekit.model.vocabulary import as_stored
 
 if TYPE_CHECKING:
     import numpy as np
@@ -166,8 +168,10 @@ class StoredWeights:
         return values.T if region.transposed else values
 
 
-def open_weights(config: ModelConfig, folder: Path | str) -> StoredWeights:
+def open_weights(config: ModelConfig, folder: Path | str) -> StoredWeights | GrownWeights:
     """Locate every weight that `config` needs, and compare a stored copy of tied embeddings with them.
+
+    Of a grown vocabulary the files hold the rows that the model had before.
 
     Raises:
         ModelFileError: as for `locate_weights`, or the two tied tensors differ.
@@ -179,13 +183,19 @@ def open_weights(config: ModelConfig, folder: Path | str) -> StoredWeights:
     return stored
 
 
-def locate_weights(config: ModelConfig, folder: Path | str) -> StoredWeights:
+def locate_weights(config: ModelConfig, folder: Path | str) -> StoredWeights | GrownWeights:
     """Locate every weight that `config` needs; only headers are read.
 
     Raises:
             ModelFileError: a file is missing or damaged, the folder was left half-written, the layout is ambiguous, or
             tensors are missing, unknown or of another shape (all are listed).
     """
+    if config.vocabulary is not None:
+        return GrownWeights(_locate(as_stored(config), folder), config)
+    return _locate(config, folder)
+
+
+def _locate(config: ModelConfig, folder: Path | str) -> StoredWeights:
     folder = Path(folder)
     refuse_half_written(folder)
     refuse_sharded_checkpoint(folder)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
+import soundfile
 
 RATE = 16_000
 
@@ -21,6 +21,5 @@ def noise(samples: int, channels: int = 1, seed: int = 0) -> np.ndarray:
 
 
 def write(path: Path, sound: np.ndarray, rate: int = RATE, **options: str) -> str:
-    soundfile = pytest.importorskip("soundfile")
     soundfile.write(path, sound, rate, **options)
     return str(path)

@@ -53,7 +53,6 @@ def test_windows_are_cut_from_the_spectrogram_of_the_whole_recording():
 @pytest.fixture(scope="module")
 def recordings(tmp_path_factory):
     """Files of several lengths, with the number of their samples."""
-    pytest.importorskip("soundfile")
     folder = tmp_path_factory.mktemp("recordings")
     lengths = (900, 6400, 6401, 9000, 20_000)
     return [(write(folder / f"{length}.wav", noise(length, seed=length)), length) for length in lengths]

@@ -7,14 +7,15 @@ from io import BytesIO
 from pathlib import Path
 
 import numpy as np
+import pyarrow
 import pytest
+import soundfile
+from pyarrow import parquet
 
 from erniekit.data.media.clip import Clip
 from erniekit.data.media.errors import RecordingError
 from erniekit.data.media.recording_check import recording_problems
 from tests.data.media.sounds import RATE, noise, tone, write
-
-soundfile = pytest.importorskip("soundfile")
 
 
 def speech_like(seconds: float = 1.0) -> np.ndarray:
@@ -83,9 +84,6 @@ def test_the_duration_that_a_record_declares(tmp_path):
 
 
 def test_recordings_in_parquet_files(tmp_path):
-    pyarrow = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
-
     file = BytesIO()
     soundfile.write(file, np.zeros(800), RATE, format="OGG")
     parquet.write_table(pyarrow.table({"audio": [file.getvalue(), file.getvalue()[:-100]]}), tmp_path / "s.parquet")

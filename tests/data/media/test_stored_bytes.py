@@ -9,7 +9,10 @@ from io import BytesIO
 from pathlib import Path
 
 import numpy as np
+import pyarrow
 import pytest
+import soundfile
+from pyarrow import parquet
 
 from erniekit.data.media import stored_bytes
 from erniekit.data.media.clip import Clip
@@ -17,12 +20,6 @@ from erniekit.data.media.errors import RecordingError
 from erniekit.data.media.recording import clip_length, read_clip
 from erniekit.errors import DataError
 from tests.data.media.sounds import noise
-
-soundfile = pytest.importorskip("soundfile")
-pyarrow = pytest.importorskip("pyarrow")
-pytest.importorskip("soxr")
-
-from pyarrow import parquet  # noqa: E402
 
 ROWS = 10
 

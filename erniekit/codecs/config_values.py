@@ -1,0 +1,44 @@
+"""Read values of a codec's `config.json` and name those that no codec has."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from erniekit.errors import ModelFileError
+
+
+def config_reader(path: Path, config: Mapping[str, Any]) -> Callable[[str, Any], Any]:
+    """Return a function that reads a value of a codec's `config.json`, of the type that its default has.
+
+    It takes the key and the default, which stands for an absent key and for null. A list of numbers is given as a
+    tuple. It raises ModelFileError if the value has another type; a number above 0 is asked for where the default is.
+    """
+
+    def read(key: str, default: Any) -> Any:
+        value = config.get(key)
+        if value is None:
+            return default
+        if isinstance(default, tuple):
+            kind = type(default[0])
+            if isinstance(value, list) and value and all(_is(item, kind) and item > 0 for item in value):
+                return tuple(kind(item) for item in value)
+            raise ModelFileError(f"{path}: {key}: expected a list of numbers above 0, got {value!r:.80}")
+        if not _is(value, type(default)):
+            raise ModelFileError(f"{path}: {key}: expected a value such as {default!r}, got {value!r:.80}")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ModelFileError(f"{path}: {key}: expected a number, got {value}")
+        if isinstance(default, (int, float)) and not isinstance(default, bool) and default > 0 and value <= 0:
+            raise ModelFileError(f"{path}: {key}: expected a number above 0, got {value!r}")
+        return type(default)(value)
+
+    return read
+
+
+def _is(value: Any, kind: type) -> bool:
+    """Return whether a value of JSON is of a kind; an int is a float, too, and a bool is no number."""
+    if kind is bool or isinstance(value, bool):
+        return kind is bool and isinstance(value, bool)
+    return isinstance(value, (int, float) if kind is float else kind)
