@@ -6,6 +6,7 @@ make a short list of centroids, from which exact distances choose.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -90,14 +91,13 @@ def fit_centroids(points: np.ndarray, count: int, *, seed: int = 0, max_rounds: 
     centroids = _seeds(points[np.sort(rng.permutation(len(points))[:some])], count, rng)
     columns = np.ascontiguousarray(points.T)
     still = TOLERANCE * float(np.mean([column.var(dtype=np.float64) for column in columns]))
-    rounds = 0
-    for rounds in range(1, max_rounds + 1):
+    rounds, shift = 0, math.inf
+    while shift > still and rounds < max_rounds:
+        rounds += 1
         codes = nearest(points, centroids)
         moved = _means(points, columns, codes, centroids)
         shift = float(squared_distances(moved, centroids).sum(dtype=np.float64))
         centroids = moved
-        if shift <= still:
-            break
     codes = nearest(points, centroids)
     return Clustering(centroids, codes, float(_distances(points, codes, centroids).sum(dtype=np.float64)), rounds)
 

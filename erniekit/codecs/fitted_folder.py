@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, fields, is_dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 import numpy as np
 
-from erniekit.errors import DataError, ModelFileError
+from erniekit.errors import ModelFileError
 from erniekit.json_files import read_json_object
 from erniekit.model.storage.safetensors import SafetensorsFile, check_finite, write_safetensors
 
@@ -68,46 +68,25 @@ def read_arrays(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str
     return found
 
 
-def digest_of(model_type: str, what: Any, arrays: Mapping[str, np.ndarray]) -> str:
-    """Return a hex digest of what determines codes: a dataclass and arrays."""
-    digest = hashlib.sha256(json.dumps([model_type, asdict(what)], sort_keys=True).encode())
+def digest_of(facts: Sequence[Any], arrays: Mapping[str, np.ndarray]) -> str:
+    """Return a hex digest of what determines codes: values that JSON knows, and arrays."""
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
     for name, array in arrays.items():
         digest.update(f"{name}{array.shape}{array.dtype.str}".encode())
         digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()
 
 
-def checked_codes(codes: np.ndarray, levels: int, codebook_size: int) -> np.ndarray:
-    """Return codes that a codec can decode, int[1 to levels, frames].
-
-    Raises:
-        DataError: they have another shape or type, or one is out of range.
-    """
-    codes = np.asarray(codes)
-    if codes.ndim != 2 or not 1 <= len(codes) <= levels or not np.issubdtype(codes.dtype, np.integer):
-        raise DataError(
-            f"codes are {codes.dtype} {list(codes.shape)}: expected integers [levels, frames] with 1 to {levels} levels"
-        )
-    outside = (codes < 0) | (codes >= codebook_size)
-    if outside.any():
-        level, frame = np.argwhere(outside)[0]
-        raise DataError(
-            f"level {level}, frame {frame}: code {codes[level, frame]} is out of range: expected 0 to {codebook_size - 1}"
-        )
-    return codes
-
-
 def _values_of(kind: type[Values], values: Mapping[str, Any], path: Path, place: str) -> Values:
-    types = get_type_hints(kind)
-    known = {field.name: types[field.name] for field in fields(kind)}  # type: ignore[arg-type]
+    known: dict[str, Any] = get_type_hints(kind)
     if odd := sorted(known.keys() ^ values.keys()):
         what = "is missing" if odd[0] in known else "is not known"
         raise ModelFileError(f"{path}: {place}{odd[0]} {what}: expected {', '.join(known)}")
     found: dict[str, Any] = {}
     for name, wanted in known.items():
         value = values[name]
-        if is_dataclass(wanted) and isinstance(value, dict):
-            found[name] = _values_of(wanted, value, path, f"{place}{name}.")
+        if isinstance(value, dict) and is_dataclass(wanted):
+            found[name] = _values_of(known[name], value, path, f"{place}{name}.")
             continue
         if wanted is float and type(value) is int:
             value = float(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -12,8 +13,8 @@ from erniekit.errors import DataError
 class FrameSample:
     """A sample of at most `capacity` frames, each frame of the stream being as likely as any other.
 
-    Each frame draws a number, and those with the smallest numbers are kept, so the sample depends on the seed and on the
-    frames in their order, and not on how they were grouped.
+    Each frame draws a number, and those with the smallest numbers are kept. So the sample depends on the seed and on
+    the frames in their order, and not on how they were grouped.
     """
 
     def __init__(self, capacity: int, seed: int = 0) -> None:
@@ -56,6 +57,7 @@ def sample_frames(
     sampling_rate: int,
     max_frames: int,
     max_seconds: float | None = None,
+    shortest: int = 1,
     seed: int = 0,
 ) -> np.ndarray:
     """Sample the frames of recordings, of which one at a time is in memory.
@@ -64,7 +66,8 @@ def sample_frames(
         sounds: float32[samples] each, at `sampling_rate`.
         frames_of: the frames of a recording, float32[T, D].
         max_frames: that are kept.
-        max_seconds: of sound that are read; None: all.
+        max_seconds: of sound that are read; None: all. The recording that goes beyond is cut.
+        shortest: samples of a recording; shorter ones are left out.
 
     Returns:
         float32[at most max_frames, D].
@@ -72,13 +75,15 @@ def sample_frames(
     Raises:
         DataError: there are no recordings.
     """
-    sample, left = FrameSample(max_frames, seed), float("inf") if max_seconds is None else max_seconds * sampling_rate
+    sample, left = FrameSample(max_frames, seed), math.inf if max_seconds is None else max_seconds * sampling_rate
     for sound in sounds:
-        if len(sound):
-            sample.add(frames_of(sound if len(sound) <= left else sound[: int(left)]))
+        if len(sound) > left:
+            sound = sound[: int(left)]
+        if len(sound) >= shortest:
+            sample.add(frames_of(sound))
         left -= len(sound)
-        if left < 1:
+        if left < shortest:
             break
     if not sample.seen:
-        raise DataError("there is no sound to fit codes on: expected at least one recording that is not empty")
+        raise DataError(f"there is no sound to fit codes on: expected a recording of at least {shortest} samples")
     return sample.frames()

@@ -11,13 +11,14 @@ A folder holds `config.json`, `model_type: residual_kmeans`, with the values of 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
 
+from erniekit.codecs.checks import check_codes, check_sound
 from erniekit.codecs.clustering import fit_centroids, nearest
-from erniekit.codecs.fitted_folder import checked_codes, digest_of, read_arrays, read_config, write_fitted
+from erniekit.codecs.fitted_folder import digest_of, read_arrays, read_config, write_fitted
 from erniekit.codecs.frame_sample import sample_frames
 from erniekit.codecs.griffin_lim import griffin_lim
 from erniekit.codecs.spectrogram import MelFrames, log_mel_frames, magnitudes_of
@@ -71,11 +72,11 @@ class ResidualKMeans:
         self.frame_rate = config.frames.frame_rate
         self.levels, self.codebook_size = codebooks.shape[:2]
         self.can_decode = True
-        self.fingerprint = digest_of(MODEL_TYPE, config.frames, {"mean": mean, "codebooks": codebooks})
+        self.fingerprint = digest_of([MODEL_TYPE, asdict(config.frames)], {"mean": mean, "codebooks": codebooks})
 
     def encode(self, sound: np.ndarray) -> np.ndarray:
         """Return int32[levels, frames] of float32[samples]: a frame for each begun hop, and at least one."""
-        rest = log_mel_frames(sound, self.config.frames) - self.mean
+        rest = log_mel_frames(check_sound(sound), self.config.frames) - self.mean
         codes = np.empty((self.levels, len(rest)), np.int32)
         for level, centroids in enumerate(self.codebooks):
             codes[level] = nearest(rest, centroids)
@@ -88,11 +89,8 @@ class ResidualKMeans:
         Raises:
             DataError: a code is out of range, or their shape is wrong.
         """
-        codes = checked_codes(codes, self.levels, self.codebook_size)
-        config = self.config
-        log_mel = self.mean + sum(
-            centroids[level] for centroids, level in zip(self.codebooks, codes, strict=False)
-        )
+        codes, config = check_codes(codes, self), self.config
+        log_mel = self.mean + sum(centroids[level] for centroids, level in zip(self.codebooks, codes, strict=False))
         magnitudes = magnitudes_of(np.atleast_2d(log_mel), config.frames)
         return griffin_lim(
             magnitudes, config.frames, rounds=config.griffin_lim_rounds, momentum=config.griffin_lim_momentum

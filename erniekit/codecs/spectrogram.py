@@ -131,8 +131,10 @@ def mel_filters(frames: MelFrames) -> np.ndarray:
     The mel scale is O'Shaughnessy's: 2595 log10(1 + f / 700). A filter between two frequencies of the transform takes
     the nearer one, so that no band is always silent.
     """
-    edges = [2595.0 * np.log10(1.0 + hertz / 700.0) for hertz in (frames.lowest_frequency, frames.highest_frequency)]
-    corners = 700.0 * (10.0 ** (np.linspace(*edges, frames.mel_bins + 2) / 2595.0) - 1.0)
+    lowest, highest = (
+        2595.0 * math.log10(1.0 + hertz / 700.0) for hertz in (frames.lowest_frequency, frames.highest_frequency)
+    )
+    corners = 700.0 * (10.0 ** (np.linspace(lowest, highest, frames.mel_bins + 2) / 2595.0) - 1.0)
     lower, centre, upper = corners[:-2, None], corners[1:-1, None], corners[2:, None]
     frequencies = np.linspace(0.0, frames.sampling_rate / 2, frames.n_fft // 2 + 1)
     rising, falling = (frequencies - lower) / (centre - lower), (upper - frequencies) / (upper - centre)
