@@ -11,6 +11,7 @@ from safetensors.numpy import save_file
 
 from erniekit.codecs.clustering import nearest
 from erniekit.codecs.kmeans import (
+    KMeans,
     KMeansConfig,
     LogMelFeatures,
     fit_kmeans,
@@ -18,6 +19,7 @@ from erniekit.codecs.kmeans import (
     open_kmeans,
     read_centroids,
 )
+from erniekit.codecs.open import open_codec
 from erniekit.codecs.spectrogram import MelFrames, log_mel_frames
 from erniekit.errors import ConfigurationError, DataError, ModelFileError
 from tests.codecs.test_residual_kmeans import sounds
@@ -46,7 +48,8 @@ def test_units_are_the_nearest_centroids_of_log_mel_frames(tmp_path):
         np.testing.assert_array_equal(units[0], nearest(log_mel_frames(sound, FRAMES), codec.centroids))
     assert (codec.levels, codec.codebook_size, codec.frame_rate, codec.can_decode) == (1, 12, 100.0, False)
     codec.save(tmp_path)
-    again = open_kmeans(tmp_path, levels=1)
+    again = open_codec(tmp_path, levels=1)
+    assert isinstance(again, KMeans)
     assert again.fingerprint == codec.fingerprint == fit_kmeans(sounds(), CONFIG).fingerprint
     np.testing.assert_array_equal(again.encode(sounds()[1]), codec.encode(sounds()[1]))
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(again)).centroids, codec.centroids)
