@@ -15,6 +15,8 @@ CODECS: dict[str, tuple[str, str]] = {
     "encodec": ("erniekit.codecs.encodec", "Encodec"),
     "dac": ("erniekit.codecs.dac", "Dac"),
     "mimi": ("erniekit.codecs.mimi", "Mimi"),
+    "residual_kmeans": ("erniekit.codecs.residual_kmeans", "open_residual_kmeans"),
+    "kmeans": ("erniekit.codecs.kmeans", "open_kmeans"),
 }
 
 
