@@ -17,6 +17,7 @@ from erniekit.build.tokenizer import check_vocabulary
 from erniekit.config import Config
 from erniekit.config.parameter import ConfigBuilder
 from erniekit.config.registry import PARAMETERS
+from erniekit.config.sections.codes import FITTED
 from erniekit.data import PLAN_VERSION
 from erniekit.data.formats.table import is_hub_dataset
 from erniekit.data.templates.ernie import Template, chat_template
@@ -51,7 +52,12 @@ def missing_paths(values: Mapping[str, Any] | Config, verb: str) -> Iterator[tup
     """
     trains, evaluates = values["do_train"], values["do_eval"]
     read: dict[str, tuple[str, ...]] = {}
-    if not any(values[hub.parameter] for hub in HUBS):
+    by_hub = any(values[hub.parameter] for hub in HUBS)
+    if verb == "codes":
+        read["train_dataset_path"] = values["train_dataset_path"]
+        folders = {"codec": FITTED, "codec_features": ("log_mel",)}
+        read |= {name: (values[name],) for name, words in folders.items() if values[name] not in words and not by_hub}
+    elif not by_hub:
         read["model_name_or_path"] = (values["model_name_or_path"],)
         if values["stage"] == "DPO":
             read["ref_model_name_or_path"] = (values["ref_model_name_or_path"],)
@@ -71,12 +77,12 @@ def missing_paths(values: Mapping[str, Any] | Config, verb: str) -> Iterator[tup
             if os.path.exists(os.path.expanduser(path)) or (name.endswith("dataset_path") and is_hub_dataset(path)):
                 continue
             inside = "" if path.startswith(("/", "~")) else f" in the current folder, {Path.cwd()}"
-            yield name, f"{path} does not exist{inside}" + hub_hint(path) * (name == "model_name_or_path")
+            yield name, f"{path} does not exist{inside}" + hub_hint(path) * (name in ("model_name_or_path", "codec"))
 
 
 def report_missing_paths(builder: ConfigBuilder) -> None:
     """Add what `missing_paths` finds to the other problems of a configuration, which the user then sees together."""
-    if builder.verb not in ("train", "preview"):
+    if builder.verb not in ("train", "preview", "codes"):
         return
     broken = set(builder.broken)
     for name, what in missing_paths(builder, builder.verb):
@@ -89,6 +95,39 @@ def check_paths(config: Config) -> None:
     lines = [f"{config.origin(name)}: `{name}`: {what}" for name, what in missing_paths(config, config.verb)]
     if lines:
         raise ConfigurationError("\n".join(lines))
+
+
+def check_codec(config: Config) -> None:
+    """Check the folders of `codec` and `codec_features` as far as they are here, and that recordings can be read.
+
+    Raises:
+        UserError: a folder has no `config.json` that names its `model_type`, or a package is missing.
+    """
+    if not is_importable("soundfile"):
+        raise ConfigurationError("to read recordings, install soundfile: pip install 'erniekit[audio]'")
+    section = config.codes
+    named = {"codec": section.codec not in FITTED}
+    named["codec_features"] = section.codec == "kmeans" and section.codec_features != "log_mel"
+    for name in (name for name, is_folder in named.items() if is_folder):
+        folder = find_local_folder(config[name], chosen_hub(config))
+        if folder is None or not folder.exists():  # a hub's that is not here, or `check_paths` says it
+            continue
+        if not (folder / "config.json").is_file():
+            raise ModelFileError(
+                f"{config.origin(name)}: `{name}`: {folder} has no config.json, so it is no folder of a model"
+            )
+        if not isinstance(read_json_object(folder / "config.json").get("model_type"), str):
+            raise ModelFileError(f"{folder / 'config.json'}: model_type: expected the name of a codec, got none")
+
+
+def check_shard_paths(config: Config) -> None:
+    """Raise ConfigurationError if `data.lst`, whose columns are separated by spaces, cannot name the shards."""
+    folder = str(config.output_dir.absolute())
+    if config.codes.codes_format == "shards" and any(character.isspace() for character in folder):
+        raise ConfigurationError(
+            f"{config.origin('output_dir')}: `output_dir`: {folder} contains a space, and the index of shards, "
+            "data.lst, has spaces between its columns; choose another folder"
+        )
 
 
 def read_local_model(config: Config, folder: Path) -> ModelConfig:

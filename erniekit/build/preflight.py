@@ -15,9 +15,11 @@ from typing import Any
 from erniekit.build.adapters import adapter_plan, check_adapters, initial_adapters, refuse_other_checkpoint
 from erniekit.build.checks import (
     answering_folders,
+    check_codec,
     check_paths,
     check_positions,
     check_scoring_libraries,
+    check_shard_paths,
     check_tokenizer,
     check_trackers,
     check_weights,
@@ -32,11 +34,12 @@ from erniekit.build.checks import (
 from erniekit.build.layout import partition_layers
 from erniekit.build.notes import expert_parallel_notes, model_notes, pipeline_notes, run_notes
 from erniekit.build.parts import frozen_parts, part_notes
-from erniekit.build.tokenizer import transcription_request
+from erniekit.build.tokenizer import renders_dialogues, transcription_request
 from erniekit.build.vocabulary import added_tokens, refuse_other_tokens, run_tokenizer_folder, with_added_tokens
 from erniekit.config import Config
 from erniekit.config.sections.basic import template_variables
 from erniekit.config.sections.dpo import compares_with_reference
+from erniekit.data.formats.media_paths import media_folders
 from erniekit.data.tokenizers.files import needs_paddlenlp
 from erniekit.distributed.topology import Topology, topology_from
 from erniekit.errors import ConfigurationError, UserError
@@ -102,6 +105,8 @@ def preflight(
         known = _check_run(config, found, world_size, reads_files, writes_output and config.basic.do_train)
     elif config.verb == "preview":
         _check_data(config, found)
+    elif config.verb == "codes":
+        _check_codes(config, found)
     elif config.verb in ANSWERING and config.basic.model_name_or_path:
         known = _check_answers(config, found)
     found.raise_if_any()
@@ -134,6 +139,14 @@ def _check_run(
     return Preflight(model, (*notes, *run_notes(config)))
 
 
+def _check_codes(config: Config, found: Findings) -> None:
+    """Check what `erniekit codes` reads, and where it writes."""
+    found.attempt(check_paths, config)
+    found.attempt(media_folders, "", config.training.media_dir)
+    found.attempt(check_codec, config)
+    found.attempt(check_shard_paths, config)
+
+
 def _check_model_folder(config: Config, found: Findings) -> tuple[Path | None, ModelConfig | None]:
     """Check the small files of the model; return its folder and its shape as far as they are known."""
     folder = found.attempt(local_model_folder, config)
@@ -157,7 +170,7 @@ def _check_tokenizer(config: Config, found: Findings, folder: Path, model: Model
     if extended is not None and model is not None:
         model = found.attempt(with_added_tokens, config, model, folder)
     folder = extended or folder
-    with_template = not config.stage.reads_text or config.verb in ANSWERING
+    with_template = renders_dialogues(config) or config.verb in ANSWERING
     variables = template_variables(config.basic)
     request = transcription_request(config)
     found.attempt(check_tokenizer, folder, model, with_template=with_template, variables=variables, request=request)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from erniekit.config import Config
+from erniekit.config.sections.sources import UNIT_KINDS
 from erniekit.data.templates.ernie import Template
 from erniekit.data.templates.mistral import MistralTemplate
 from erniekit.data.templates.transcription import DEFAULT_REQUEST, LANGUAGE_FIELD, Request
@@ -32,6 +33,14 @@ def check_vocabulary(model_config: ModelConfig, tokenizer: Tokenizer) -> None:
             f"{tokenizer.decode([placeholder], skip_special_tokens=False)!r}, which is no special token: they do not "
             "belong together"
         )
+
+
+def renders_dialogues(config: Config) -> bool:
+    """Return whether a run needs a chat template: plain text has none, and some records hold ready tokens."""
+    kinds = {*config.training.train_dataset_type}
+    if config.evaluation.eval_dataset_path:
+        kinds |= {*config.evaluation.eval_dataset_type}
+    return not config.stage.reads_text and not kinds <= {*UNIT_KINDS}
 
 
 def transcription_request(config: Config) -> Request:

@@ -26,7 +26,7 @@ from erniekit.export.trained_model import check_export
 from erniekit.terminal import escape_control_characters
 
 VALUE_WIDTH = 48
-VERBS = ("train", "dpo", "eval", "preview", "pack", "chat", "generate", "export")
+VERBS = ("train", "dpo", "eval", "preview", "pack", "chat", "generate", "export", "codes")
 LOADED_FOR = {"dpo": "train", "eval": "train", "pack": "preview"}
 
 

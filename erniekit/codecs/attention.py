@@ -1,13 +1,23 @@
-"""Attention over the frames of one recording, a block of queries at a time.
+"""Attention over the frames of one recording, a block of queries at a time, and the activations of transformers.
 
 Shapes: T frames, N heads, D head size.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import paddle
 import paddle.nn.functional as F
 
+ACTIVATIONS: dict[str, Callable[[paddle.Tensor], paddle.Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_new": lambda x: F.gelu(x, approximate=True),
+    "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate=True),
+    "relu": F.relu,
+    "silu": F.silu,
+    "swish": F.silu,
+}
 _BLOCK = 1 << 24  # scores of all heads that are in memory at once
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import numpy as np
 import paddle
 import paddle.nn.functional as F
 
-from erniekit.codecs.attention import attend
+from erniekit.codecs.attention import ACTIVATIONS, attend
 from erniekit.codecs.config_values import config_reader
 from erniekit.codecs.weights import CodecWeights
 from erniekit.errors import ConfigurationError, DataError, ModelFileError
@@ -28,14 +28,6 @@ from erniekit.json_files import read_json_object
 MODEL_TYPES = ("hubert", "wav2vec2")
 CONVOLUTION_EPSILON = 1e-5  # of the norms between convolutions, which no key of config.json changes
 VARIANCE_EPSILON = 1e-7  # of the normalisation of the sound
-ACTIVATIONS: dict[str, Callable[[paddle.Tensor], paddle.Tensor]] = {
-    "gelu": F.gelu,
-    "gelu_new": lambda x: F.gelu(x, approximate=True),
-    "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate=True),
-    "relu": F.relu,
-    "silu": F.silu,
-    "swish": F.silu,
-}
 
 
 @dataclass(frozen=True)

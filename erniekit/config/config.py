@@ -15,6 +15,7 @@ from erniekit.config.resolve import resolve
 from erniekit.config.sections.acceleration import AccelerationParameters
 from erniekit.config.sections.basic import BasicParameters
 from erniekit.config.sections.checkpoint import CheckpointParameters
+from erniekit.config.sections.codes import CodesParameters
 from erniekit.config.sections.distributed import DistributedParameters
 from erniekit.config.sections.dpo import DpoParameters
 from erniekit.config.sections.evaluation import EvaluationParameters
@@ -26,6 +27,7 @@ from erniekit.config.sections.moe import MoeParameters
 from erniekit.config.sections.precision import PrecisionParameters
 from erniekit.config.sections.sft import SftParameters
 from erniekit.config.sections.training import TrainingParameters
+from erniekit.config.sections.units import UnitParameters
 from erniekit.config.sections.vocabulary import VocabularyParameters
 from erniekit.config.stages import STAGES, Stage
 from erniekit.config.values import format_value, other_device
@@ -61,6 +63,8 @@ class Config:
     moe: MoeParameters
     vocabulary: VocabularyParameters
     generation: GenerationParameters
+    units: UnitParameters
+    codes: CodesParameters
     messages: tuple[str, ...]
     path: Path | None
     verb: str

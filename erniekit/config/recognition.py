@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from erniekit.config.foreign import FOREIGN_NAMES, instead
 from erniekit.config.foreign_names import AXOLOTL, LLAMA_FACTORY, TRANSFORMERS
+from erniekit.config.sections.codes import CodesParameters
 
 OWN_NAMES = {"train_dataset_path", "train_dataset_type", "eval_dataset_path"}  # only files for ERNIEKit have them
 WIDTH = 100
@@ -148,6 +149,7 @@ def _row(name: str, value: Any, known: Collection[str], width: int) -> str:
     return "\n".join(textwrap.wrap(words, WIDTH, initial_indent=first, subsequent_indent=then))
 
 
+NAMES_OF_CODES = {item.name for item in fields(CodesParameters)}
 NAMES_OF_AN_EXPORT = {"model_name_or_path", "output_dir", "fine_tuning", "lora", "device", "copy_custom_file_list"}
 VERB_OF_NAMES = {
     "chat": ("max_new_tokens", "max_model_len", "quantization", "port", "temperature", "top_p"),
@@ -157,6 +159,8 @@ VERB_OF_NAMES = {
 
 def likely_verb(names: set[str]) -> str:
     """Return the verb that a file with these names is for: it says nothing of training but how to chat or to export."""
+    if names & NAMES_OF_CODES and "model_name_or_path" not in names:
+        return "codes"
     if "output_dir" in names and names <= NAMES_OF_AN_EXPORT:
         return "export"
     if names & (OWN_NAMES | {"stage", "do_train", "do_eval", "learning_rate", "max_steps", "num_train_epochs"}):

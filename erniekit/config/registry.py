@@ -12,6 +12,7 @@ from erniekit.config.sections import (
     acceleration,
     basic,
     checkpoint,
+    codes,
     distributed,
     dpo,
     evaluation,
@@ -23,6 +24,7 @@ from erniekit.config.sections import (
     precision,
     sft,
     training,
+    units,
     vocabulary,
 )
 
@@ -42,6 +44,8 @@ SECTIONS: tuple[Section, ...] = (
     moe.SECTION,
     vocabulary.SECTION,
     generation.SECTION,
+    units.SECTION,
+    codes.SECTION,
 )
 PARAMETERS: Mapping[str, Parameter] = {item.name: item for section in SECTIONS for item in section.parameters}
 ALIASES: Mapping[str, Alias] = {alias.name: alias for section in SECTIONS for alias in section.aliases}

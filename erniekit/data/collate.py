@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -45,8 +46,9 @@ def collate(
             end = start + len(sample.input_ids)
             input_ids[number, start:end] = sample.input_ids
             labels[number, start:end] = sample.labels
-            position_ids[number, start:end] = np.arange(end - start)
-            document_ends[number, start:end] = end
+            for first, last in pairwise((0, *sample.documents, end - start)):
+                position_ids[number, start + first : start + last] = np.arange(last - first)
+                document_ends[number, start + first : start + last] = start + last
             for name, array in more.items():
                 if name in sample.arrays:
                     array[number, start:end] = sample.arrays[name]

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from erniekit.data.conversation import Conversation, PlainText, Preference, Source
 from erniekit.data.formats.problems import Effect, MalformedError, RecordProblem, SourceProblems
 from erniekit.data.formats.registry import PAIR_KINDS
+from erniekit.data.formats.token_ids import TOKEN_IDS
 from erniekit.data.media.clip import Clip
 from erniekit.data.pairs import RenderedPair, assemble_pair, render_pair, render_pairs
 from erniekit.data.placeholders import Recordings, clips_of
+from erniekit.data.ready_tokens import encode_token_ids
 from erniekit.data.templates.ernie import (
     Sample,
     Segment,
@@ -46,6 +48,8 @@ def encoder_of(kind: str) -> BlockEncoder:
     counts, and adds the records that cannot be used to the problems."""
     if kind == "text":
         return _encode_texts
+    if kind == TOKEN_IDS:
+        return encode_token_ids
     return _encode_preferences if kind in PAIR_KINDS else _encode_conversations
 
 

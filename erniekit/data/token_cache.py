@@ -33,6 +33,9 @@ ARRAYS = {
 }  # fmt: skip
 # Of data with recordings: for each sample its clips, as JSON text, and where that begins. Others have no such files.
 CLIP_ARRAYS = {"clips": "u1", "clip_offsets": "<i8"}
+# Of data with packs: where in each sample further documents begin, and where these numbers do.
+DOCUMENT_ARRAYS = {"documents": "<i4", "document_offsets": "<i8"}
+_OPTIONAL = {"clips": CLIP_ARRAYS, "documents": DOCUMENT_ARRAYS}
 ABANDONED_AFTER_S = 3600.0  # a temporary folder unchanged for so long belongs to a dead process
 Metadata = dict[str, Any]
 _CHECK_BLOCK = 1 << 24
@@ -81,6 +84,8 @@ class TokenArrays:
         chosen, rejected, score_differences: the PairOffsets of every pair; empty for documents.
         clips, clip_offsets: uint8[bytes] and int64[samples + 1]; the JSON text of the clips of sample i is
             [clip_offsets[i], clip_offsets[i + 1]). Empty for data without recordings.
+        documents, document_offsets: int32[documents] and int64[samples + 1]; where further documents of sample i begin
+            is [document_offsets[i], document_offsets[i + 1]). Empty for data without packs.
         files: the mapped files, for a look at whether they are whole; empty for arrays that are in memory.
     """
 
@@ -94,6 +99,8 @@ class TokenArrays:
     score_differences: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
     clips: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint8))
     clip_offsets: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    documents: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
+    document_offsets: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     files: tuple[MappedFile, ...] = ()
 
     def sample(self, index: int) -> Sample:
@@ -108,7 +115,13 @@ class TokenArrays:
         pair = None
         if len(self.chosen):
             pair = PairOffsets(int(self.chosen[index]), int(self.rejected[index]), float(self.score_differences[index]))
-        return Sample(self.input_ids[start:end], self.labels[start:end], pair, clips=self.sample_clips(index))
+        return Sample(
+            self.input_ids[start:end],
+            self.labels[start:end],
+            pair,
+            clips=self.sample_clips(index),
+            documents=self._sample_documents(index),
+        )
 
     def sample_clips(self, index: int) -> tuple[PlacedClip, ...]:
         """Return the clips of a sample."""
@@ -116,6 +129,11 @@ class TokenArrays:
             return ()
         text = self.clips[int(self.clip_offsets[index]) : int(self.clip_offsets[index + 1])].tobytes()
         return tuple(_read_clip(values) for values in json.loads(text)) if text else ()
+
+    def _sample_documents(self, index: int) -> tuple[int, ...]:
+        if not len(self.document_offsets):
+            return ()
+        return tuple(self.documents[int(self.document_offsets[index]) : int(self.document_offsets[index + 1])].tolist())
 
     def clip_paths(self) -> Iterator[str]:
         """Yield the path of every clip, in order; it takes about a microsecond."""
@@ -138,7 +156,7 @@ class TokenWriter:
         self._checksums = dict.fromkeys(ARRAYS, 0)
         self._end = 0
         self._samples = 0
-        self._clips_end = 0
+        self._ends = dict.fromkeys(_OPTIONAL, 0)
         self._write("offsets", [0])
 
     def append(self, samples: Sequence[Sample], lines: Sequence[int]) -> None:
@@ -156,26 +174,24 @@ class TokenWriter:
                 ("chosen", "rejected", "score_differences"), zip(*pair_offsets, strict=True), strict=True
             ):
                 self._write(name, values)
-        if self._has_clips or any(sample.clips for sample in samples):
-            self._append_clips(samples)
+        self._append_optional("clips", [np.frombuffer(_clips_text(sample.clips), np.uint8) for sample in samples])
+        self._append_optional("documents", [np.array(sample.documents, np.int32) for sample in samples])
         self._samples += len(samples)
 
-    @property
-    def _has_clips(self) -> bool:
-        return "clips" in self._files
-
-    def _append_clips(self, samples: Sequence[Sample]) -> None:
-        """Append the clips of samples; with the first ones, say of all samples before that they have none."""
-        if not self._has_clips:
-            for name in CLIP_ARRAYS:
+    def _append_optional(self, kind: str, values: Sequence[np.ndarray]) -> None:
+        """Append values that few data have; with the first ones, say of all samples before that they have none."""
+        if kind not in self._files and not any(map(len, values)):
+            return
+        array, offsets = _OPTIONAL[kind]
+        if kind not in self._files:
+            for name in (array, offsets):
                 self._files[name] = open(self.folder / f"{name}.bin", "wb")  # noqa: SIM115
                 self._checksums[name] = 0
-            self._write("clip_offsets", np.zeros(self._samples + 1))
-        texts = [_clips_text(sample.clips) for sample in samples]
-        ends = np.cumsum([len(text) for text in texts]) + self._clips_end
-        self._clips_end = int(ends[-1])
-        self._write("clips", np.frombuffer(b"".join(texts), np.uint8))
-        self._write("clip_offsets", ends)
+            self._write(offsets, np.zeros(self._samples + 1))
+        ends = np.cumsum([len(each) for each in values]) + self._ends[kind]
+        self._ends[kind] = int(ends[-1])
+        self._write(array, np.concatenate(values))
+        self._write(offsets, ends)
 
     def finish(self, metadata: Metadata) -> None:
         """Sync the arrays, then write the manifest that makes the folder valid."""
@@ -196,7 +212,7 @@ class TokenWriter:
             file.close()
 
     def _write(self, name: str, values: Sequence[float] | np.ndarray) -> None:
-        data = np.asarray(values).astype((ARRAYS | CLIP_ARRAYS)[name]).tobytes()
+        data = np.asarray(values).astype((ARRAYS | CLIP_ARRAYS | DOCUMENT_ARRAYS)[name]).tobytes()
         self._checksums[name] = zlib.crc32(data, self._checksums[name])
         self._files[name].write(data)
 
@@ -293,8 +309,8 @@ def _open_valid(folder: Path) -> TokenArrays | None:
         if manifest["version"] != FORMAT_VERSION:
             return None
         arrays = {}
-        clip_arrays = CLIP_ARRAYS if "clips" in manifest["bytes"] else {}
-        for name, dtype in (ARRAYS | clip_arrays).items():
+        kinds = [dtypes for kind, dtypes in _OPTIONAL.items() if kind in manifest["bytes"]]
+        for name, dtype in [*ARRAYS.items(), *(item for dtypes in kinds for item in dtypes.items())]:
             path = folder / f"{name}.bin"
             if path.stat().st_size != manifest["bytes"][name] or _checksum(path) != manifest["crc32"][name]:
                 return None
@@ -305,8 +321,8 @@ def _open_valid(folder: Path) -> TokenArrays | None:
 
 
 def _mapped_files(folder: Path) -> tuple[MappedFile, ...]:
-    clips = tuple(name for name in CLIP_ARRAYS if (folder / f"{name}.bin").exists())
-    return tuple(MappedFile.of(folder / f"{name}.bin") for name in ("input_ids", "labels", "offsets", *clips))
+    optional = tuple(name for name in CLIP_ARRAYS | DOCUMENT_ARRAYS if (folder / f"{name}.bin").exists())
+    return tuple(MappedFile.of(folder / f"{name}.bin") for name in ("input_ids", "labels", "offsets", *optional))
 
 
 def _memory_map(path: Path, dtype: str) -> np.ndarray:

@@ -11,6 +11,7 @@ from erniekit.data.encode import SourceRun, encoder_of
 from erniekit.data.formats.format import Record
 from erniekit.data.formats.problems import Effect, RecordProblem, SourceProblems
 from erniekit.data.formats.registry import FORMATS, PAIR_KINDS, recognise
+from erniekit.data.formats.token_ids import TOKEN_IDS
 from erniekit.data.formats.unused_fields import UnusedFields
 from erniekit.data.media.clip import AudioInputs, Clip
 from erniekit.data.media.errors import RecordingError, describe_clip
@@ -19,12 +20,14 @@ from erniekit.data.placeholders import NO_ENCODER, TEXT_ONLY, Recordings, clips_
 from erniekit.data.split import read_part
 from erniekit.data.templates.ernie import Sample, Template
 from erniekit.data.tokenizers.tokenizer import Tokenizer
+from erniekit.data.units import TokenIds
 from erniekit.errors import DataError
 
 OVER_LENGTH_POLICIES = ("drop", "truncate_turns", "error")
 BAD_RECORD_POLICIES = ("stop", "skip")
 BLOCK_RECORDS = 1000
 BLOCK_CHARACTERS = 2_000_000  # while a block is encoded, each of its tokens takes about a hundred bytes
+_CHARACTERS_PER_ID = 4  # of what counts as its length, where a record has ids and no text
 
 NumberedRecord = tuple[int, Record]  # with its line in the file
 
@@ -56,7 +59,7 @@ class TokenizationSettings:
 
     def key(self, kind: str) -> tuple:
         """Return everything here that determines the samples of the sound records of a source of this kind."""
-        template = self.template.fingerprint if self.template else None
+        template = self.template.fingerprint if self.template and kind != TOKEN_IDS else None
         pair_settings = (self.max_prompt_len, self.needs_scores) if kind in PAIR_KINDS else ()
         prefix = self.tokenizer.document_prefix if kind == "text" else ()
         split = () if self.split_multi_turn is None else (f"split_multi_turn {self.split_multi_turn}",)
@@ -160,7 +163,7 @@ def _without_hopeless(
     promising = []
     for line, record in block:
         kept: Record | None = record
-        if isinstance(record, PlainText) or _may_be_split(record, settings):
+        if isinstance(record, (PlainText, TokenIds)) or _may_be_split(record, settings):
             promising.append((line, record))
             continue
         if (characters := count_characters(record)) > limit:
@@ -218,6 +221,8 @@ def _characters(record: Record) -> int:
     """Return the number of characters of a record's texts."""
     if isinstance(record, PlainText):
         return len(record.text)
+    if isinstance(record, TokenIds):
+        return _CHARACTERS_PER_ID * len(record.ids)
     if isinstance(record, Preference):
         return _characters(record.prompt) + sum(len(turn.content) for turn in (*record.chosen, *record.rejected))
     texts = sum(len(turn.content) + len(turn.thoughts) for turn in record.turns)

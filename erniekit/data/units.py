@@ -36,7 +36,9 @@ class TokenIds:
     Attributes:
         ids: of its tokens, t0..tn.
         targets: for each of the tokens whether it is a target.
+        packed: whether it may hold several documents, each of which begins with the BOS token.
     """
 
     ids: tuple[int, ...]
     targets: tuple[bool, ...]
+    packed: bool = False

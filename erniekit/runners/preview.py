@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
+from itertools import accumulate, groupby
 
 from erniekit.build.checks import check_dense_mask, dense_mask_size
 from erniekit.build.data import (
@@ -54,13 +55,14 @@ def render_batch(
     for row in range(min(rows, len(batch.input_ids))):
         spans = list(_documents(batch, row) if batch.pairs is None else _pairs(batch, row, dataset))
         filled = spans[-1][1] if spans else 0
+        ends = list(accumulate(int(dataset.lengths[index]) for index in batch.samples[row]))  # one may be a pack
         padding = batch.input_ids.shape[1] - filled
         heading = f"row {row}: {len(spans)} {what}, {filled:,} positions" + (
             f", {padding:,} padding" if padding else ""
         )
         lines += ["", _styled(heading, HEADING, color)]
         for number, (start, end) in enumerate(spans[:documents]):
-            index = batch.samples[row][number]
+            index = batch.samples[row][bisect_right(ends, start)]
             pair = dataset.sample(index).pair
             parts = [slice(start, end)]
             if pair is not None:

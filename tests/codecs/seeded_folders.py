@@ -23,15 +23,17 @@ def seeded_tensor(name: str, shape: tuple[int, ...]) -> np.ndarray:
     values = seeded_weight(name, shape, SEED)
     if name.endswith(_POSITIVE):
         return 0.7 + 0.5 * np.abs(values)
-    if len(shape) < 2 or name.endswith(("embed", "embed_sum", "codebook.weight")):
+    if name.endswith(("embed", "embed_sum", "codebook.weight")):
         return values
+    if len(shape) < 2:
+        return values if name.endswith("norm.weight") else values * np.float32(0.3)  # sound is heard behind the biases
     return values * np.float32(4 / np.sqrt(np.prod(shape[1:])))  # seeded weights have a spread of 1/4
 
 
 def seeded_sound(name: str, samples: int) -> np.ndarray:
-    """Return float32[samples]: noise that is louder in some places than in others, around a small offset."""
-    noise = seeded_weight(f"{name} noise", (samples,), SEED)
-    return (0.4 * noise * np.cos(np.arange(samples) / 97) + 0.02).astype(np.float32)
+    """Return float32[samples]: noise that is louder in some places than in others, and a tone that rises."""
+    noise, time = seeded_weight(f"{name} noise", (samples,), SEED), np.arange(samples)
+    return ((noise + 0.3 * np.sin(time**1.5 / 300)) * np.cos(time / 97) + 0.02).astype(np.float32)
 
 
 def write_folder(

@@ -19,7 +19,7 @@ from erniekit.config.registry import ALIASES, PARAMETERS, RULES, SECTIONS
 from erniekit.config.stages import STAGES
 from tests.config.samples import another_value, fulfil, load
 
-VERBS = {"train", "eval", "preview", "chat", "generate", "export", "split", "server"}
+VERBS = {"train", "eval", "preview", "chat", "generate", "export", "split", "server", "codes"}
 DEFAULTS = {name: parameter.default for name, parameter in PARAMETERS.items()}
 
 
@@ -74,6 +74,8 @@ def _load_alone(file: Path, parameter: Parameter) -> Config:
     words = [f"{name}={value}" for name, value in beside.items() if name != parameter.name]
     if parameter.name == "init_from_checkpoint":
         words.append("continue_training=true")
+    if parameter.name == "codes_part":  # several machines share a codec that is there
+        words.append("codec=models/codec")
     return Config.load(file, words, verb=parameter.verbs[0])
 
 

@@ -87,6 +87,8 @@ def test_our_own_files_are_not_mistaken(tmp_path: Path) -> None:
         ({"eval_dataset_path", "do_eval", "max_shard_size"}, "train"),
         ({"stage", "max_shard_size", "model_name_or_path"}, "train"),
         ({"seed"}, "train"),
+        ({"train_dataset_path", "output_dir", "codec", "seed"}, "codes"),
+        ({"train_dataset_path", "output_dir", "codec", "model_name_or_path"}, "train"),
     ],
 )
 def test_the_verb_of_a_file_is_known_by_its_names(names: set[str], verb: str) -> None:

@@ -350,6 +350,7 @@ EXAMPLES = {
     "sharegpt": {"conversations": [says("human", "q"), says("gpt", "a")]},
     "prompt_completion": {"prompt": "q", "completion": "a"},
     "asr": {"audio_path": "tests/data/conftest.py", "text": "a"},
+    "token_ids": {"input_ids": [1, 5, 6], "labels": [-100, 5, 6]},
     "text": {"text": "a"},
     "erniekit preferences": {"src": ["q"], "tgt": [], "response": [["a"], ["b"]], "sort": [1, 0]},
     "alpaca preferences": {"instruction": "q", "input": "", "chosen": "a", "rejected": "b"},
@@ -376,13 +377,16 @@ def test_a_files_format_is_found_among_those_of_the_stage(kind, write_jsonl):
 @pytest.mark.parametrize("declared", FORMATS)
 def test_what_another_stage_trains_is_told(declared, write_jsonl):
     for kind, record in EXAMPLES.items():
-        if FORMATS[kind].records != FORMATS[declared].records:
+        if FORMATS[declared].records == "tokens" and FORMATS[kind].records != "pairs":
+            assert recognise(write_jsonl([record]), declared) == kind  # which stage SFT or PT may read, too
+        elif FORMATS[kind].records not in (FORMATS[declared].records, "tokens"):
             problem = recognise(write_jsonl([record]), declared)
             assert isinstance(problem, RecordProblem), (kind, declared)
             assert "write stage: " in problem.got and f"which stage {STAGE[declared]} reads" in problem.expected
 
 
-STAGE = {kind: {"text": "PT", "dialogues": "SFT", "pairs": "DPO"}[form.records] for kind, form in FORMATS.items()}
+_STAGES = {"text": "PT", "dialogues": "SFT", "pairs": "DPO", "tokens": "PT or SFT"}
+STAGE = {kind: _STAGES[form.records] for kind, form in FORMATS.items()}
 
 
 def test_nothing_is_recognised_where_it_is_not_certain(write_jsonl):
@@ -402,7 +406,7 @@ def test_fields_of_no_format_are_named_once(write_jsonl):
     assert str(problem).endswith(
         "format: expected records of one of the formats erniekit (src, tgt), alpaca (instruction, output), messages "
         "(messages), sharegpt (conversations), prompt_completion (prompt, completion), asr (audio_path, "
-        "text), got the fields answer, question, which no format has"
+        "text), token_ids (input_ids, labels), got the fields answer, question, which no format has"
     )
 
 

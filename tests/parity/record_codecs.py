@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
 
-from tests.codecs import speech_models  # noqa: E402
+from tests.codecs import mimi_models, speech_models  # noqa: E402
 from tests.codecs.seeded_folders import seeded_sound, seeded_tensor  # noqa: E402
 
 TARGET = ROOT / "tests/codecs/recorded"
@@ -56,9 +56,28 @@ def record_speech_models(target: Path) -> None:
     np.savez_compressed(target / "speech_models.npz", **recorded)
 
 
+def record_mimi(target: Path) -> None:
+    """Write mimi.npz: for each case its facts, the codes int16 [levels, T] of a sound, and the sound of these codes."""
+    recorded: dict[str, np.ndarray] = {}
+    for number, (name, changes) in enumerate(mimi_models.CASES):
+        config = {**mimi_models.TINY, **changes}
+        model = transformers.MimiModel(transformers.MimiConfig(**config))
+        shapes = seeded_model(model)
+        with torch.no_grad():
+            codes = model.encode(torch.tensor(seeded_sound(name, mimi_models.SAMPLES))[None, None]).audio_codes
+            sound = model.decode(codes).audio_values
+        recorded[f"{number}/facts"] = as_bytes(
+            {"name": name, "config": {"model_type": "mimi", **config}, "shapes": shapes}
+        )
+        recorded[f"{number}/codes"] = codes[0].numpy().astype(np.int16)
+        recorded[f"{number}/sound"] = sound[0, 0].numpy()
+    np.savez_compressed(target / "mimi.npz", **recorded)
+
+
 def main() -> None:
     TARGET.mkdir(exist_ok=True)
     record_speech_models(TARGET)
+    record_mimi(TARGET)
     for path in sorted(TARGET.glob("*.npz")):
         print(f"{path.relative_to(ROOT)}: {path.stat().st_size:,} bytes")
 

@@ -12,6 +12,7 @@ from erniekit.config.values import DEVICE, PATH, TEXTS, WORDS, other_device
 
 TRACKERS = ("visualdl", "tensorboard")  # each is opened by `erniekit.training.callbacks.trackers`
 ALL_VERBS = ("train", "eval", "preview", "chat", "generate", "export", "server")
+HUB_VERBS = (*ALL_VERBS, "codes")
 TEMPLATE_VERBS = ("train", "eval", "preview", "chat", "generate")
 
 
@@ -45,8 +46,8 @@ class BasicParameters:
         "`overwrite_output_dir`.",
         kind=PATH,
         spellings={"none": ""},
-        required_for=("train",),
-        verbs=("train", "eval", "export"),
+        required_for=("train", "codes"),
+        verbs=("train", "eval", "export", "codes"),
         example="output/sft",
     )
     overwrite_output_dir: bool = parameter(
@@ -54,8 +55,8 @@ class BasicParameters:
         "Allow a new run to write into an `output_dir` that is not empty. When false such a run is refused, so "
         "that an earlier result cannot be lost by repeating a command; resuming with `resume_from_checkpoint` is "
         "always allowed. `erniekit export` and `split` need it on the command line if their folder is not empty: "
-        "they replace files of the same name and keep the others.",
-        verbs=("train", "export", "split"),
+        "they replace files of the same name and keep the others. `erniekit codes` removes the codes in the folder.",
+        verbs=("train", "export", "split", "codes"),
     )
     enable_thinking: bool | None = parameter(
         None,
@@ -169,7 +170,7 @@ class BasicParameters:
         "`gpu:1` names one of several GPUs. The names of Paddle's other devices, such as `xpu` and `npu`, are passed "
         "on to it; ERNIEKit has never been run on one, and computes there in float32 as on a CPU.",
         kind=DEVICE,
-        verbs=("train", "eval", "chat", "generate", "export"),
+        verbs=("train", "eval", "chat", "generate", "export", "codes"),
         example="cpu",
     )
     logging_steps: int = parameter(
@@ -223,7 +224,7 @@ class BasicParameters:
         "`HF_HUB_CACHE` says; a model that is there needs no network (`HF_HUB_OFFLINE=1` asks for none). Private "
         "models need `HF_TOKEN`.",
         excludes=("from_aistudio", "from_modelscope"),
-        verbs=ALL_VERBS,
+        verbs=HUB_VERBS,
     )
     from_aistudio: bool = parameter(
         False,
@@ -231,7 +232,7 @@ class BasicParameters:
         "and safetensors, never code or pickles. Its library keeps files where `AISTUDIO_CACHE_HOME` says; private "
         "models need `AISTUDIO_ACCESS_TOKEN`.",
         excludes=("from_hf_hub", "from_modelscope"),
-        verbs=ALL_VERBS,
+        verbs=HUB_VERBS,
     )
     from_modelscope: bool = parameter(
         False,
@@ -239,7 +240,7 @@ class BasicParameters:
         "safetensors, never code or pickles. Its library is an extra, `pip install 'erniekit[modelscope]'`, and "
         "keeps files where `MODELSCOPE_CACHE` says; private models need `MODELSCOPE_API_TOKEN`.",
         excludes=("from_hf_hub", "from_aistudio"),
-        verbs=ALL_VERBS,
+        verbs=HUB_VERBS,
     )
 
 

@@ -10,18 +10,22 @@ from erniekit.config.values import TEXTS, format_value
 FORMATS = (
     "`erniekit` has `src` and `tgt`, `alpaca` has `instruction`, `input` and `output`, `messages` has OpenAI roles, "
     "`sharegpt` has `conversations` with `from` and `value`, `prompt_completion` has `prompt` and `completion`, `asr` "
-    "has `audio_path`, a recording, and `text`, its transcript, `text` is plain text for stage PT. For stage DPO the "
-    "records of a format are pairs: `erniekit` with `response` and `sort`, `alpaca` with `question`, `messages` with "
+    "has `audio_path`, a recording, and `text`, its transcript, `text` is plain text for stage PT, `aligned_units` has "
+    "`units` of speech and its `words` with times for stages PT and SFT, `token_ids` for the same stages has "
+    "lines of `ids` or `ids|labels` in a text file, or `input_ids` and `labels`. For stage DPO the records of a format "
+    "are pairs: `erniekit` with `response` and `sort`, `alpaca` with `question`, `messages` with "
     "`prompt`, `sharegpt` with `conversations`, the latter three with `chosen` and `rejected`. If it is left out, a "
     "file's first records decide, and the run says so."
 )
+TEXT_KINDS = ("erniekit", "alpaca", "messages", "sharegpt", "prompt_completion", "asr", "text")
+UNIT_KINDS = ("aligned_units", "token_ids")  # records that are tokens without a template, for PT and SFT
 
 
 def source_kinds(*more: str) -> dict[str, Any]:
     """Return the arguments that declare a list of data formats, with `more` choices."""
     return {
         "kind": TEXTS,
-        "choices": ("erniekit", "alpaca", "messages", "sharegpt", "prompt_completion", "asr", "text", *more),
+        "choices": (*TEXT_KINDS, *UNIT_KINDS, *more),
         "spellings": {
             "chatml": "messages",
             "openai": "messages",
@@ -55,9 +59,12 @@ def _fit_stage(builder: ConfigBuilder, name: str) -> None:
     if builder.stage.reads_text:
         plain = tuple("text" if kind == "erniekit" else kind for kind in kinds)
         builder.change(name, plain, "stage PT reads plain text")
-        dialogues = sorted(set(plain) - {"text"})
+        dialogues = sorted(set(plain) - {"text", *UNIT_KINDS})
         if dialogues:
             builder.problem(name, f"stage PT cannot read {format_value(dialogues)}", "write `text`, or `stage: SFT`")
+    elif builder.stage.reads_pairs and (units := sorted(set(UNIT_KINDS) & set(kinds))):
+        what = f"stage {builder['stage']} reads pairs of answers, not {format_value(units)}"
+        builder.problem(name, what, "write `stage: PT` or `stage: SFT`")
     elif builder.stage.reads_pairs and "asr" in kinds:
         what = f"stage {builder['stage']} reads pairs of answers, and `asr` has one transcript"
         builder.problem(name, what, "write `messages` for records of `prompt` with `audios`, `chosen` and `rejected`")

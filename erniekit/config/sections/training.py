@@ -11,6 +11,7 @@ from erniekit.config.stages import stages_by_learning_rate
 from erniekit.config.values import EPOCHS, NUMBERS, PATH, PATHS, WORDS
 
 DATA_VERBS = ("train", "preview")
+RECORD_VERBS = (*DATA_VERBS, "codes")
 WARMS_UP = when(
     "lr_scheduler_type", "linear", "cosine", "polynomial", "constant_with_warmup", "inverse_sqrt", "wsd"
 )  # fmt: skip
@@ -34,10 +35,10 @@ class TrainingParameters:
     train_dataset_path: tuple[str, ...] = parameter(
         (),
         "The file or files of training records (JSON lines, JSON, Parquet, CSV, TSV or plain text), or data sets of "
-        "the Hugging Face hub (`org/name`, `org/name:split`, `org/name:config/split`); required for training and for "
-        "`erniekit preview`. Several are separated by commas or written as a YAML list.",
+        "the Hugging Face hub (`org/name`, `org/name:split`, `org/name:config/split`); required for training, for "
+        "`erniekit preview` and for `erniekit codes`. Several are separated by commas or written as a YAML list.",
         kind=PATHS,
-        verbs=DATA_VERBS,
+        verbs=RECORD_VERBS,
         example="data/sft-train.jsonl",
     )
     train_dataset_type: tuple[str, ...] = parameter(
@@ -53,7 +54,7 @@ class TrainingParameters:
         "are relative to it, to the first in which the file is. A path that leaves these folders is refused. Empty "
         "means the folder of each data file.",
         kind=PATHS,
-        verbs=("train", "eval", "preview", "generate"),
+        verbs=("train", "eval", "preview", "generate", "codes"),
         example="/data/recordings",
     )
     train_dataset_prob: tuple[float, ...] = parameter(
@@ -125,14 +126,15 @@ class TrainingParameters:
         "exactly.",
         minimum=0,
         maximum=2**32 - 1,
-        verbs=("train", "eval", "preview", "chat", "generate"),
+        verbs=("train", "eval", "preview", "chat", "generate", "codes"),
         example=7,
     )
     random_shuffle: bool = parameter(
         True,
         "Shuffle the samples in each epoch, in an order that depends on `seed` and the epoch only. When false "
-        "samples keep the order of their files; several sources are still mixed.",
-        verbs=DATA_VERBS,
+        "samples keep the order of their files; several sources are still mixed. `erniekit codes` writes shards of "
+        "recordings in such an order.",
+        verbs=RECORD_VERBS,
     )
     learning_rate: float = parameter(
         Derived(_DEFAULT_LEARNING_RATES, _learning_rate, 3e-5),

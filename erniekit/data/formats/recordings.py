@@ -14,6 +14,7 @@ from erniekit.data.conversation import USER, Conversation, PlainText, Preference
 from erniekit.data.formats.format import Record
 from erniekit.data.formats.problems import MalformedError, describe_value, parse_text, shorten
 from erniekit.data.media.clip import Clip, ContentClip
+from erniekit.data.units import TokenIds
 
 AUDIO_LISTS = ("audios", "audio")  # fields of a dialogue or pair: the recordings that its marks stand for
 AUDIO_MARK = "<audio>"
@@ -81,9 +82,13 @@ def with_recordings(record: dict, parsed: Record) -> Record:
             text of a dialogue or of a pair's prompt.
     """
     name = next((name for name in AUDIO_LISTS if record.get(name) is not None), None)
-    if isinstance(parsed, PlainText):
+    if isinstance(parsed, (PlainText, TokenIds)):
         if name is not None:
-            raise MalformedError(name, "plain text", "a recording, which only dialogues can have (stage SFT)")
+            raise MalformedError(
+                name,
+                "plain text" if isinstance(parsed, PlainText) else "token ids",
+                "a recording, which only dialogues can have (stage SFT)",
+            )
         return parsed
     if isinstance(parsed, Preference):
         answers = (*parsed.chosen, *parsed.rejected)

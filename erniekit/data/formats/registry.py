@@ -25,7 +25,7 @@ from erniekit.data.formats.dialogues import (
     parse_plain_text,
     parse_prompt_completion,
 )
-from erniekit.data.formats.files import parse_values, read_values
+from erniekit.data.formats.files import TEXT, parse_values, read_values
 from erniekit.data.formats.format import Format, Record, RefusedFormat
 from erniekit.data.formats.media_paths import locate_clips, media_folders
 from erniekit.data.formats.preference import (
@@ -39,6 +39,15 @@ from erniekit.data.formats.problems import SCORES, MalformedError, RecordProblem
 from erniekit.data.formats.recordings import AUDIO_LISTS, with_recordings
 from erniekit.data.formats.sharegpt import parse_sharegpt
 from erniekit.data.formats.table import hub_cache_folders, is_hub_dataset
+from erniekit.data.formats.token_ids import (
+    FIELDS,
+    LABELS,
+    TOKEN_IDS,
+    begins_with_id,
+    is_token_ids,
+    parse_token_ids,
+    with_empty_lines,
+)
 from erniekit.data.formats.unused_fields import BOOKKEEPING_FIELDS, UnusedFields, misspelling
 
 RECOGNISED_RECORDS = 3  # a file's format is judged by so many of its first records
@@ -62,7 +71,7 @@ def _lists(name: str, *fields: str) -> Fits:
 
 
 def _is_plain_text(record: dict) -> bool:
-    if is_asr_record(record):
+    if is_asr_record(record) or is_token_ids(record):
         return False
     return isinstance(record.get("text"), str) or record.keys() - BOOKKEEPING_FIELDS == {"tgt"}
 
@@ -102,6 +111,10 @@ _FORMATS = (
         frozenset({*RECORDING_FIELDS, *TEXT_FIELDS, *LANGUAGE_FIELDS, *STRETCH_FIELDS}),
         is_asr_record, parse_asr, alternatives=(RECORDING_FIELDS, TEXT_FIELDS, LANGUAGE_FIELDS),
     ),
+    Format(
+        TOKEN_IDS, "token ids", "input_ids, labels", "tokens", frozenset({*FIELDS, LABELS}),
+        is_token_ids, parse_token_ids, alternatives=(FIELDS,),
+    ),
     Format("text", "plain text", "text", "text", frozenset({"text", "tgt"}), _is_plain_text, parse_plain_text),
     Format(
         "erniekit", "ERNIEKit's pairs", "src, response, sort", "pairs",
@@ -131,7 +144,7 @@ _FORMATS = (
 
 def _with_recordings(form: Format) -> Format:
     """Return a format of dialogues or pairs with the field of recordings, which all of them may have."""
-    if form.records == "text" or form.alternatives:
+    if form.records in ("text", "tokens") or form.alternatives:
         return form
     return replace(form, fields=form.fields | set(AUDIO_LISTS), alternatives=(AUDIO_LISTS,))
 
@@ -141,8 +154,8 @@ FORMATS: dict[str, Format] = {
 }
 KINDS = tuple(FORMATS)
 PAIR_KINDS = tuple(kind for kind, form in FORMATS.items() if form.records == "pairs")
-_STAGES = {"text": "PT", "dialogues": "SFT", "pairs": "DPO"}
-_CONTENTS = {"text": "plain text", "dialogues": "dialogues", "pairs": "pairs of answers"}
+_STAGES = {"text": "PT", "dialogues": "SFT", "pairs": "DPO", "tokens": "PT or SFT"}
+_CONTENTS = {"text": "plain text", "dialogues": "dialogues", "pairs": "pairs of answers", "tokens": "tokens"}
 
 
 def _with_values(*names: str) -> Fits:
@@ -193,7 +206,9 @@ def read_records(
             unused.add(line, value)
         return line, record
 
-    yield from parse_values(path, parse)
+    items = parse_values(path, parse)
+    of_lines = kind == TOKEN_IDS and Path(path).suffix.lower() == TEXT
+    yield from with_empty_lines(path, items) if of_lines else items
 
 
 def parse_record(form: Format, value: object, folders: Sequence[str] | None = None) -> Record:
@@ -240,8 +255,10 @@ def recognise(path: str | Path, kind: str) -> str | RecordProblem:
             return RecordProblem(str(path), items[0][0], refused.field, _CONTENTS[declared.records], got)
     if any(declared.fits(record) for record in records):
         return kind
+    if kind == TOKEN_IDS and all(begins_with_id(record) for record in records):
+        return kind  # reading judges the lines of a text file one by one
     found = [other for other, form in FORMATS.items() if all(form.fits(record) for record in records)]
-    alike = [other for other in found if FORMATS[other].records == declared.records]
+    alike = [other for other in found if _one_stage_reads(declared, FORMATS[other])]
     if len(alike) == 1:
         return alike[0]
     if alike:
@@ -253,11 +270,17 @@ def recognise(path: str | Path, kind: str) -> str | RecordProblem:
     misspelt = any(misspelling(declared, records[0], name) for name in declared.fields)
     if declared.fields.isdisjoint(names) and not misspelt:
         known = ", ".join(
-            f"{form.name} ({form.required})" for form in FORMATS.values() if form.records == declared.records
+            f"{form.name} ({form.required})" for form in FORMATS.values() if _one_stage_reads(declared, form)
         )
         got = f"the fields {', '.join(field_name(name) for name in names[:8])}, which no format has"
         return RecordProblem(str(path), 0, "format", f"records of one of the formats {known}", got)
     return kind
+
+
+def _one_stage_reads(form: Format, other: Format) -> bool:
+    """Return whether a stage that reads records of the one format may read those of the other."""
+    kinds = {form.records, other.records}
+    return len(kinds) == 1 or ("tokens" in kinds and "pairs" not in kinds)
 
 
 def _other_contents(declared: Format, found: Format) -> tuple[str, str]:

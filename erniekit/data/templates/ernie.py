@@ -52,6 +52,7 @@ class Sample:
         pair: None for a document.
         arrays: further values of the n positions, by the name of their array in a batch (`data.batch.ARRAY_SPECS`).
         clips: the recordings whose placeholder tokens are among the positions, in their order.
+        documents: where further documents begin, which see nothing of those before them; () for one document.
     """
 
     input_ids: np.ndarray
@@ -59,6 +60,7 @@ class Sample:
     pair: PairOffsets | None = None
     arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
     clips: tuple[PlacedClip, ...] = ()
+    documents: tuple[int, ...] = ()
 
 
 class TemplateRefusedError(DataError):

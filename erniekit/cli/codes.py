@@ -1,0 +1,59 @@
+"""`erniekit codes CONFIG`: turn recordings into codes of a codec; `--decode DIR`: turn codes into sound."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from erniekit.cli.ranks import parse_with_overrides
+from erniekit.config import Config
+
+
+def run(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="erniekit codes",
+        description="Turn the recordings of a configuration's data into codes of a codec, in tar shards or in JSON "
+        "lines. The same command continues where it was interrupted. Recordings that cannot be read are listed in "
+        "errors.jsonl, and the exit code is then 2.",
+        epilog="Examples: erniekit codes codes.yaml codec=models/encodec_24khz; "
+        "erniekit codes --decode output/codes --output sound",
+    )
+    parser.add_argument("config", type=Path, nargs="?", help="YAML or JSON file of parameters")
+    parser.add_argument(
+        "overrides", nargs="*", default=[], metavar="name=value", help="parameters that override the file"
+    )
+    parser.add_argument("--fit", action="store_true", help="fit the codec into output_dir/codec, and encode nothing")
+    parser.add_argument(
+        "--decode",
+        type=Path,
+        metavar="DIR",
+        help="a folder that `erniekit codes` wrote, or data.lst or a tar shard: write its sound",
+    )
+    parser.add_argument("--output", type=Path, metavar="DIR", help="with --decode, the folder of the wav files")
+    parser.add_argument(
+        "--codec", type=Path, metavar="DIR", help="with --decode, the folder of the codec; default: that of codes.json"
+    )
+    parser.add_argument("--device", metavar="NAME", default="auto", help="with --decode, where to compute")
+    options = parse_with_overrides(parser, arguments)
+    if options.decode is not None:
+        return _decode(parser, options)
+    if options.config is None:
+        parser.error("name a configuration file, or a folder of codes with --decode")
+    if options.output or options.codec or options.device != "auto":
+        parser.error("--output, --codec and --device belong to --decode; a configuration has output_dir, codec, device")
+    config = Config.load(options.config, options.overrides, verb="codes")
+    from erniekit.runners.codes import write_codes
+
+    return 2 if write_codes(config, fits_only=options.fit).errors else 0
+
+
+def _decode(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    if options.config is not None or options.overrides or options.fit:
+        parser.error("--decode takes no configuration and no parameters; --output, --codec and --device go with it")
+    if options.output is None:
+        parser.error("--decode needs --output DIR, the folder of the wav files")
+    from erniekit.runners.decode import decode_codes
+
+    codec = None if options.codec is None else options.codec.expanduser()
+    failed = decode_codes(options.decode.expanduser(), options.output.expanduser(), codec, device=options.device)
+    return 2 if failed else 0
