@@ -21,10 +21,12 @@ from erniekit.config.sections.codes import FITTED
 from erniekit.data import PLAN_VERSION
 from erniekit.data.formats.table import is_hub_dataset
 from erniekit.data.templates.ernie import Template, chat_template
-from erniekit.data.templates.transcription import DEFAULT_REQUEST, Request
+from erniekit.data.templates.transcription import DEFAULT_REQUEST, DEFAULT_SPEECH, Request, Speech
 from erniekit.data.tokenizers.extend import declared_ids
 from erniekit.data.tokenizers.files import TOKENIZER_FILES, needs_paddlenlp
 from erniekit.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
+from erniekit.data.unit_tokens import unit_tokens
+from erniekit.data.units import ALIGNED_UNITS
 from erniekit.environment import available_memory, is_importable
 from erniekit.errors import ConfigurationError, ModelFileError
 from erniekit.hub.cache import HUBS, chosen_hub, find_local_folder, hub_hint, missing_files
@@ -161,18 +163,20 @@ def open_tokenizer_of(
     with_template: bool,
     variables: Mapping[str, Any] | None = None,
     request: Request = DEFAULT_REQUEST,
+    speech: Speech = DEFAULT_SPEECH,
 ) -> tuple[Tokenizer, Template | None]:
     """Return the tokenizer of a folder, with its chat template if dialogues are read.
 
     Args:
         variables: variables of the chat template, such as `enable_thinking`.
         request: how transcripts are asked for.
+        speech: how units of speech stand in dialogues.
 
     Raises:
         UserError: a file is missing or damaged, or the template cannot be used.
     """
     tokenizer = load_tokenizer(folder)
-    return tokenizer, chat_template(tokenizer, variables, request) if with_template else None
+    return tokenizer, chat_template(tokenizer, variables, request, speech) if with_template else None
 
 
 def warn_of_unused_variables(template: Template, variables: Mapping[str, Any]) -> None:
@@ -189,6 +193,7 @@ def check_tokenizer(
     with_template: bool,
     variables: Mapping[str, Any] | None = None,
     request: Request = DEFAULT_REQUEST,
+    speech: Speech = DEFAULT_SPEECH,
 ) -> None:
     """Raise UserError if the tokenizer of a folder cannot be used, or does not belong to the model.
 
@@ -196,9 +201,22 @@ def check_tokenizer(
     """
     if needs_paddlenlp(folder):
         return
-    tokenizer, _ = open_tokenizer_of(folder, with_template=with_template, variables=variables, request=request)
+    tokenizer, _ = open_tokenizer_of(
+        folder, with_template=with_template, variables=variables, request=request, speech=speech
+    )
     if model_config is not None:
         check_vocabulary(model_config, tokenizer)
+
+
+def check_unit_tokens(config: Config, folder: Path) -> None:
+    """Raise ConfigurationError if records of aligned units are to be read and the tokenizer of a folder has no units.
+
+    A vocabulary that only paddlenlp reads is not opened, because that imports Paddle.
+    """
+    kinds = {*config.training.train_dataset_type, *config.evaluation.eval_dataset_type}
+    if ALIGNED_UNITS in kinds and not needs_paddlenlp(folder):
+        section = config.units
+        unit_tokens(load_tokenizer(folder), section.unit_token, section.continue_token, section.correspond_token)
 
 
 def tokenizer_folder(folder: Path, adapters: Path | None) -> Path:
@@ -428,7 +446,7 @@ def dense_mask_size(config: Config, training: Dataset | None = None, evaluation:
     budget = config.acceleration.batch_tokens  # rows x length <= budget, so the longest rows make the largest mask
 
     def mask_bytes(dataset: Dataset, rows: int) -> int:
-        longest = dataset.lengths.sum() if config.acceleration.packing else dataset.lengths.max()
+        longest = dataset.longest.sum() if config.acceleration.packing else dataset.longest.max()
         length = min(config.training.max_seq_len, int(longest))
         return 4 * (max(1, budget // length) if budget else rows) * length**2
 

@@ -62,8 +62,8 @@ class Config:
     fp8: Fp8Parameters
     moe: MoeParameters
     vocabulary: VocabularyParameters
-    generation: GenerationParameters
     units: UnitParameters
+    generation: GenerationParameters
     codes: CodesParameters
     messages: tuple[str, ...]
     path: Path | None

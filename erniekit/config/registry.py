@@ -43,8 +43,8 @@ SECTIONS: tuple[Section, ...] = (
     fp8.SECTION,
     moe.SECTION,
     vocabulary.SECTION,
-    generation.SECTION,
     units.SECTION,
+    generation.SECTION,
     codes.SECTION,
 )
 PARAMETERS: Mapping[str, Parameter] = {item.name: item for section in SECTIONS for item in section.parameters}

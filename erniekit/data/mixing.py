@@ -37,6 +37,7 @@ class Purpose(IntEnum):
 
     SAMPLE_ORDER = 1
     PACK_ORDER = 2
+    SEGMENTS = 3  # of interleaved speech and text; `number` is that of the source
 
 
 def generator(purpose: Purpose, seed: int, epoch: int, number: int = 0) -> np.random.Generator:

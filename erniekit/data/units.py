@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+ALIGNED_UNITS = "aligned_units"  # the kind of the records whose speech and text are interleaved
+
 
 class AlignedWord(NamedTuple):
     """A word of a recording and the stretch in which it is said, in seconds from the beginning."""
@@ -21,12 +23,17 @@ class AlignedUnits:
     Attributes:
         units: the codes in order, of equal duration each.
         words: in order; none overlaps another.
-        duration: of the recording, in seconds.
+        duration: of the recording, in seconds; None: that of the units at their rate.
+        units_per_second: what the record says of their rate; None: nothing.
+        alignment: the file that the words were read from, which is looked at again before a token cache is used; "" for
+            words in the record itself.
     """
 
     units: tuple[int, ...]
     words: tuple[AlignedWord, ...]
-    duration: float
+    duration: float | None = None
+    units_per_second: float | None = None
+    alignment: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,3 +49,9 @@ class TokenIds:
     ids: tuple[int, ...]
     targets: tuple[bool, ...]
     packed: bool = False
+
+
+class Units(NamedTuple):
+    """A stretch of speech as a part of a message: the codes in order."""
+
+    codes: tuple[int, ...]

@@ -134,6 +134,18 @@ def test_a_folder_that_does_not_fit_is_refused(changes, message, tmp_path):
         Mimi(tiny(tmp_path, **changes))
 
 
+def test_the_window_is_that_of_transformers_5(tmp_path):
+    with np.load(RECORDED.parent / "mimi5.npz") as file:
+        facts = json.loads(bytes(file["0/facts"]))
+        codes, sound = file["0/803/codes"], file["0/803/sound"]
+    codec = Mimi(write_folder(tmp_path / "narrow", facts["config"], facts["shapes"]))
+    heard = seeded_sound(f"{facts['name']} 803", 803)
+    np.testing.assert_array_equal(codec.encode(heard), codes)
+    np.testing.assert_allclose(codec.decode(codes), sound, atol=1e-4)
+    wide = Mimi(write_folder(tmp_path / "wide", {**facts["config"], "sliding_window": 250}, facts["shapes"]))
+    assert (wide.encode(heard) != codes).any()
+
+
 def test_positions_are_read_where_transformers_5_puts_them(tmp_path):
     facts, codes, _ = recorded(4)
     config = {**facts["config"], "rope_parameters": {"rope_theta": facts["config"]["rope_theta"]}}

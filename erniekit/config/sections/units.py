@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from erniekit.config.parameter import ConfigBuilder, parameter, rule, section
 
 DATA_VERBS = ("train", "eval", "preview")
+TOKEN_VERBS = (*DATA_VERBS, "generate")
 ALIGNED_STAGES = ("PT", "SFT")  # which read `aligned_units`
 INTERLEAVING = (
     "units_per_second", "interleave_segment_seconds", "interleave_text_probability",
@@ -16,32 +17,39 @@ INTERLEAVING = (
 
 @dataclass(frozen=True)
 class UnitParameters:
-    """Units of speech are codes of a quantizer with one codebook, and each is a token of the model's vocabulary.
-
-    A model gets such tokens by `added_tokens` and `added_token_ranges`. Records of type `aligned_units` hold the units
-    of a recording and the times of its words: for each epoch such a record is cut anew into segments, of which some are
-    units and others text.
-    """
+    """How units of speech, the codes of a quantizer, are written as tokens, and how they are interleaved with text."""
 
     unit_token: str = parameter(
         "<|unit{}|>",
         "The text of the token of a unit, in which `{}` stands for the unit's number. The tokenizer must have a token "
         "for each number from 0 to the last one of the codebook.",
-        verbs=DATA_VERBS,
-        example="<|unit{}|>",
+        verbs=TOKEN_VERBS,
+        example="<unit_{}>",
     )
     continue_token: str = parameter(
         "<|continue|>",
         "The token between two segments of an interleaved record where the kind changes: the text goes on where the "
         "units ended, or the units where the text ended.",
         verbs=DATA_VERBS,
-        example="<|continue|>",
+        example="<continue>",
     )
     correspond_token: str = parameter(
         "<|correspond|>",
-        "The token between a segment of an interleaved record and the same words in the other kind.",
-        verbs=DATA_VERBS,
-        example="<|correspond|>",
+        "The token between a segment of an interleaved record and the same words in the other kind, and in spoken "
+        "dialogues between speech and its words.",
+        verbs=TOKEN_VERBS,
+        example="<correspond>",
+    )
+    dialogue_template: str = parameter(
+        "model",
+        "The template of dialogues. `model` is the chat template of the model's folder. `spoken` is that of spoken "
+        "dialogues, for models without one: the user's units, their transcript, the answer's text and its units, of "
+        "which all but the user's units are trained, and the line end behind them. `usdm` is the same with the labels "
+        "of its published script, which does not train that line end, so that not every model learns to stop.",
+        choices=("model", "spoken", "usdm"),
+        verbs=TOKEN_VERBS,
+        stages=("SFT",),
+        example="spoken",
     )
     units_per_second: float = parameter(
         50.0,

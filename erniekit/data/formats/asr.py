@@ -56,7 +56,7 @@ def _stretch(record: dict, clip: Clip) -> Clip:
     Raises:
         MalformedError: these are not numbers of seconds from 0, or the end is not after the start.
     """
-    seconds = {name: _seconds(record[name], name) for name in STRETCH_FIELDS if record.get(name) is not None}
+    seconds = {name: parse_seconds(record[name], name) for name in STRETCH_FIELDS if record.get(name) is not None}
     starts = [name for name in START_FIELDS if name in seconds]
     if len(starts) > 1:
         raise MalformedError(starts[1], f"none beside `{starts[0]}`, which means the same", shorten(record[starts[1]]))
@@ -71,7 +71,7 @@ def _stretch(record: dict, clip: Clip) -> Clip:
     return Clip(clip.path, start, end, clip.row, clip.column, duration)
 
 
-def _seconds(value: object, name: str) -> float:
+def parse_seconds(value: object, name: str) -> float:
     """Return a number of seconds; a table has its text."""
     expected = "a number of seconds from 0"
     try:

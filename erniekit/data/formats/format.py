@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from erniekit.data.conversation import Conversation, PlainText, Preference
-from erniekit.data.units import TokenIds
+from erniekit.data.units import AlignedUnits, TokenIds
 
-Record = Conversation | PlainText | Preference | TokenIds
+Record = Conversation | PlainText | Preference | TokenIds | AlignedUnits
 RecordKind = Literal["text", "dialogues", "pairs", "tokens"]
 
 

@@ -62,11 +62,26 @@ def _located(dialogue: Conversation, value: dict, folders: Sequence[str]) -> Con
 def _locate(clip: Clip, value: dict, folders: Sequence[str]) -> Clip:
     if clip.row >= 0:  # in the data file itself
         return clip
-    below = " or ".join(folders)
-    advice = "set media_dir to the folder of the recordings"
+    real, reason = find_file(clip.path, folders, "recordings")
+    if real:
+        return replace(clip, path=real)
+    field = _place_of(clip.path, value) or "audio"
+    expected = f"a sound file below {' or '.join(folders)}"
+    raise MalformedError(field, expected, f"{shorten(clip.path, 100)}: {reason}")
+
+
+def find_file(name: str, folders: Sequence[str], what: str) -> tuple[str, str]:
+    """Return the absolute path of a file that a record names, or "" and the reason why there is none below the folders.
+
+    Nothing is opened.
+
+    Args:
+        what: such files are, for the message.
+    """
+    advice = f"set media_dir to the folder of the {what}"
     reason = f"no such file there ({advice}, if they lie elsewhere)"
     for folder in folders:
-        path = os.path.join(folder, clip.path)  # that is clip.path, if it is absolute
+        path = os.path.join(folder, name)  # that is the name, if it is absolute
         try:
             real = _real_path(path)
             if not any(real.startswith(os.path.join(each, "")) for each in folders):
@@ -80,12 +95,11 @@ def _locate(clip: Clip, value: dict, folders: Sequence[str]) -> Clip:
             continue
         problem = _file_problem(status)
         if problem is None:
-            return replace(clip, path=real)
+            return real, ""
         reason = problem
-    if not os.path.isabs(clip.path) and os.path.isfile(clip.path):
+    if not os.path.isabs(name) and os.path.isfile(name):
         reason = "such a file is in the current folder only (write media_dir: . if paths are relative to that)"
-    field = _place_of(clip.path, value) or "audio"
-    raise MalformedError(field, f"a sound file below {below}", f"{shorten(clip.path, 100)}: {reason}")
+    return "", reason
 
 
 def _file_problem(status: os.stat_result) -> str | None:

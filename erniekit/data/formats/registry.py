@@ -10,6 +10,13 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
+from erniekit.data.formats.aligned_units import FIELDS as ALIGNED_FIELDS
+from erniekit.data.formats.aligned_units import (
+    WORDS,
+    is_aligned_record,
+    parse_aligned_units,
+    with_alignment,
+)
 from erniekit.data.formats.asr import (
     LANGUAGE_FIELDS,
     RECORDING_FIELDS,
@@ -49,6 +56,7 @@ from erniekit.data.formats.token_ids import (
     with_empty_lines,
 )
 from erniekit.data.formats.unused_fields import BOOKKEEPING_FIELDS, UnusedFields, misspelling
+from erniekit.data.units import ALIGNED_UNITS
 
 RECOGNISED_RECORDS = 3  # a file's format is judged by so many of its first records
 
@@ -71,7 +79,7 @@ def _lists(name: str, *fields: str) -> Fits:
 
 
 def _is_plain_text(record: dict) -> bool:
-    if is_asr_record(record) or is_token_ids(record):
+    if is_asr_record(record) or is_token_ids(record) or is_aligned_record(record):
         return False
     return isinstance(record.get("text"), str) or record.keys() - BOOKKEEPING_FIELDS == {"tgt"}
 
@@ -114,6 +122,10 @@ _FORMATS = (
     Format(
         TOKEN_IDS, "token ids", "input_ids, labels", "tokens", frozenset({*FIELDS, LABELS}),
         is_token_ids, parse_token_ids, alternatives=(FIELDS,),
+    ),
+    Format(
+        ALIGNED_UNITS, "units with aligned words", "units, words", "tokens", ALIGNED_FIELDS,
+        is_aligned_record, parse_aligned_units, alternatives=(WORDS,),
     ),
     Format("text", "plain text", "text", "text", frozenset({"text", "tgt"}), _is_plain_text, parse_plain_text),
     Format(
@@ -227,7 +239,8 @@ def parse_record(form: Format, value: object, folders: Sequence[str] | None = No
             raise MalformedError(refused.field, _CONTENTS[form.records], f"{refused.title}; {refused.reason}")
     try:
         parsed = with_recordings(value, form.parse(value))
-        return locate_clips(parsed, value, media_folders("") if folders is None else folders)
+        folders = media_folders("") if folders is None else folders
+        return with_alignment(locate_clips(parsed, value, folders), value, folders)
     except MalformedError as error:
         written = misspelling(form, value, error.field) if error.got == "nothing" else None
         if written is None:
