@@ -70,6 +70,7 @@ parity: $(VENV)/.parity $(VENV_5)/.installed ## compare with torch, transformers
 
 oracle-5: $(VENV_5)/.installed ## record anew what transformers 5 computes, in an environment of its own
 	$(VENV_5)/bin/python tools/parity/record_transformers5.py
+	$(VENV_5)/bin/python tools/parity/record_added_tokens5.py
 
 FUZZ_SECONDS ?= 60# for each of the four targets, two of which run at a time
 FUZZ_CASES ?= 1500
