@@ -185,8 +185,14 @@ def _hub_of(adapters: Path) -> dict[str, bool]:
 
 
 def check_adapters(folder: Path, model_config: ModelConfig) -> None:
-    """Raise ModelFileError if adapters are damaged or do not fit the model; their headers are read."""
-    _stored_settings(folder, model_config)
+    """Raise ModelFileError if adapters are damaged or do not fit the model; their headers are read.
+
+    Args:
+        model_config: of the base model; adapters may have rows of new tokens.
+    """
+    from erniekit.model.lora.new_row_files import grown_by_adapters
+
+    _stored_settings(folder, grown_by_adapters(model_config, folder))
 
 
 def _stored_settings(folder: Path, model_config: ModelConfig) -> LoraSettings:

@@ -33,6 +33,7 @@ from erniekit.model.local_tensors import LocalTensors, SingleProcessTensors, loc
 from erniekit.model.lora.lora import base_fingerprint, local_adapters, named_adapter_weights, save_adapters
 from erniekit.model.processor_files import write_processor_files
 from erniekit.model.quantization.fp8 import read_averages, write_averages
+from erniekit.model.vocabulary import already_grown
 from erniekit.model.weights import (
     GENERATION_CONFIG_FILE,
     named_weights,
@@ -256,5 +257,5 @@ def master_weight_policy(config: Config, model_config: ModelConfig, *, resumes_s
     return MasterWeightPolicy(
         where,
         compatible="master_weight_compatible" in config[NAME],
-        open_weights=(lambda folder: weight_reader(model_config, folder)) if readable else None,
+        open_weights=(lambda folder: weight_reader(already_grown(model_config), folder)) if readable else None,
     )

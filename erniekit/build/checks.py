@@ -21,7 +21,8 @@ from erniekit.config.sections.codes import FITTED
 from erniekit.data import PLAN_VERSION
 from erniekit.data.formats.table import is_hub_dataset
 from erniekit.data.templates.ernie import Template, chat_template
-from erniekit.data.templates.transcription import DEFAULT_REQUEST, Request
+from erniekit.data.templates.transcription import DEFAULT_REQUEST, DEFAULT_SPEECH, Request, Speech
+from erniekit.data.tokenizers.extend import declared_ids
 from erniekit.data.tokenizers.files import TOKENIZER_FILES, needs_paddlenlp
 from erniekit.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from erniekit.data.unit_tokens import unit_tokens
@@ -34,6 +35,7 @@ from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.lora.folder import ADAPTER_CONFIG_FILE, base_model_of, is_adapter_folder
 from erniekit.model.storage.layouts import locate_weights
 from erniekit.model.storage.model_folder import RANKS_FILE, refuse_sharded_checkpoint
+from erniekit.model.vocabulary import already_grown, grow
 from erniekit.training.callbacks.trackers import refuse_missing_trackers
 from erniekit.training.checkpoint.resume import IDENTITY_FILE, RunIdentity, check_identity
 
@@ -161,18 +163,20 @@ def open_tokenizer_of(
     with_template: bool,
     variables: Mapping[str, Any] | None = None,
     request: Request = DEFAULT_REQUEST,
+    speech: Speech = DEFAULT_SPEECH,
 ) -> tuple[Tokenizer, Template | None]:
     """Return the tokenizer of a folder, with its chat template if dialogues are read.
 
     Args:
         variables: variables of the chat template, such as `enable_thinking`.
         request: how transcripts are asked for.
+        speech: how units of speech stand in dialogues.
 
     Raises:
         UserError: a file is missing or damaged, or the template cannot be used.
     """
     tokenizer = load_tokenizer(folder)
-    return tokenizer, chat_template(tokenizer, variables, request) if with_template else None
+    return tokenizer, chat_template(tokenizer, variables, request, speech) if with_template else None
 
 
 def warn_of_unused_variables(template: Template, variables: Mapping[str, Any]) -> None:
@@ -189,6 +193,7 @@ def check_tokenizer(
     with_template: bool,
     variables: Mapping[str, Any] | None = None,
     request: Request = DEFAULT_REQUEST,
+    speech: Speech = DEFAULT_SPEECH,
 ) -> None:
     """Raise UserError if the tokenizer of a folder cannot be used, or does not belong to the model.
 
@@ -196,7 +201,9 @@ def check_tokenizer(
     """
     if needs_paddlenlp(folder):
         return
-    tokenizer, _ = open_tokenizer_of(folder, with_template=with_template, variables=variables, request=request)
+    tokenizer, _ = open_tokenizer_of(
+        folder, with_template=with_template, variables=variables, request=request, speech=speech
+    )
     if model_config is not None:
         check_vocabulary(model_config, tokenizer)
 
@@ -278,11 +285,25 @@ def check_weights(model_config: ModelConfig, folder: Path) -> None:
             f"model_name_or_path: {folder} holds no *.safetensors weights to continue from.\n"
             "  Put them there, or write continue_training: false to start from random weights."
         )
-    locate_weights(model_config, folder)
+    locate_weights(as_weights_have_it(model_config, folder), folder)
+
+
+def as_weights_have_it(model_config: ModelConfig, weights: Path | None) -> ModelConfig:
+    """Return the shape with which the weights of a run are read.
+
+    Those of a folder whose tokenizer has the added tokens, such as a checkpoint, hold rows for them; those of any other
+    get them now.
+    """
+    if weights is None or model_config.vocabulary is None or not declared_ids(weights):
+        return model_config
+    return already_grown(model_config)
 
 
 def reference_config(config: Config, model_config: ModelConfig) -> ModelConfig | None:
     """Return the shape of the model of `ref_model_name_or_path`; None if it names none, or one that is not here yet.
+
+    A reference without the tokens that the run adds gets rows for them, which begin as those of the trained model do
+    and stay so.
 
     Raises:
         ModelFileError: the folder is not one of a model, or its vocabulary is not that of the trained model.
@@ -297,6 +318,8 @@ def reference_config(config: Config, model_config: ModelConfig) -> ModelConfig |
             f"  Merge them into their base first: erniekit export {folder} --output DIR"
         )
     other = ModelConfig.from_folder(folder, config.basic.ignore_config_keys)
+    if model_config.vocabulary and other.vocab_size == model_config.vocabulary.old_size and not declared_ids(folder):
+        other = grow(other, model_config.vocabulary)  # with the rows that new tokens begin with
     if model_config.vocab_size != other.vocab_size:
         raise ModelFileError(
             f"ref_model_name_or_path: {folder} has a vocabulary of {other.vocab_size:,}, the trained model one of "

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from erniekit.build.adapters import AdapterPlan, starts_from_adapters
 from erniekit.build.checks import (
+    as_weights_have_it,
     check_dense_mask,
     dense_mask_size,
     open_tokenizer_of,
@@ -19,7 +20,7 @@ from erniekit.build.checks import (
 from erniekit.build.parts import frozen_parts
 from erniekit.build.precision import apply_mixed_precision, choose_kernels
 from erniekit.build.quantization import quantization_from
-from erniekit.build.tokenizer import renders_dialogues, transcription_request, warn_of_unused_request
+from erniekit.build.tokenizer import renders_dialogues, speech_of, transcription_request, warn_of_unused_request
 from erniekit.build.vocabulary import run_tokenizer_folder, tell_added_tokens, with_added_tokens
 from erniekit.config import Config
 from erniekit.config.sections.basic import template_variables
@@ -96,6 +97,7 @@ def open_tokenizer(config: Config) -> tuple[Tokenizer, Template | None]:
         with_template=renders_dialogues(config),
         variables=variables,
         request=request,
+        speech=speech_of(config),
     )
     if template is not None:
         warn_of_unused_variables(template, variables)
@@ -158,7 +160,7 @@ def open_model(
 
     model_config = read_model_config(config)
     model = build_model(
-        model_config,
+        as_weights_have_it(model_config, weights),
         weights,
         seed=config.training.seed,
         hidden_dropout=config.basic.hidden_dropout_prob,

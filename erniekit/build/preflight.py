@@ -35,7 +35,7 @@ from erniekit.build.checks import (
 from erniekit.build.layout import partition_layers
 from erniekit.build.notes import expert_parallel_notes, model_notes, pipeline_notes, run_notes
 from erniekit.build.parts import frozen_parts, part_notes
-from erniekit.build.tokenizer import renders_dialogues, transcription_request
+from erniekit.build.tokenizer import renders_dialogues, speech_of, transcription_request
 from erniekit.build.vocabulary import added_tokens, refuse_other_tokens, run_tokenizer_folder, with_added_tokens
 from erniekit.config import Config
 from erniekit.config.sections.basic import template_variables
@@ -173,8 +173,9 @@ def _check_tokenizer(config: Config, found: Findings, folder: Path, model: Model
     folder = extended or folder
     with_template = renders_dialogues(config) or config.verb in ANSWERING
     variables = template_variables(config.basic)
-    request = transcription_request(config)
-    found.attempt(check_tokenizer, folder, model, with_template=with_template, variables=variables, request=request)
+    request, speech = transcription_request(config), speech_of(config)
+    how = {"with_template": with_template, "variables": variables, "request": request, "speech": speech}
+    found.attempt(check_tokenizer, folder, model, **how)
     if config.verb not in ANSWERING:
         found.attempt(check_unit_tokens, config, folder)
     return model

@@ -142,6 +142,7 @@ def evaluation_reference(config: Config, model: Decoder, ranks: Ranks, mesh: Mes
     copy = build_model(
         model_config,
         initial_weights(config),
+        seed=config.training.seed,
         adapters=started_from,
         quantization=quantization_from(config),
         **model_shard_arguments(config, model_config, mesh),

@@ -8,7 +8,7 @@ from erniekit.config import Config
 from erniekit.config.sections.sources import UNIT_KINDS
 from erniekit.data.templates.ernie import Template
 from erniekit.data.templates.mistral import MistralTemplate
-from erniekit.data.templates.transcription import DEFAULT_REQUEST, LANGUAGE_FIELD, Request
+from erniekit.data.templates.transcription import DEFAULT_REQUEST, LANGUAGE_FIELD, Request, Speech
 from erniekit.data.tokenizers.tokenizer import Tokenizer
 from erniekit.errors import ModelFileError
 from erniekit.model.architectures.model_config import ModelConfig
@@ -46,6 +46,12 @@ def renders_dialogues(config: Config) -> bool:
 def transcription_request(config: Config) -> Request:
     """Return how the user wants transcripts to be asked for."""
     return Request(config.sft.asr_prompt, config.sft.asr_language)
+
+
+def speech_of(config: Config) -> Speech:
+    """Return how the user wants units of speech to stand in dialogues."""
+    section = config.units
+    return Speech(section.unit_token, section.correspond_token, section.dialogue_template)
 
 
 def warn_of_unused_request(template: Template, request: Request) -> None:

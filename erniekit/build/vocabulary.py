@@ -17,7 +17,7 @@ from erniekit.data.tokenizers.extend import ExtendedTokenizer, declared_ids, ext
 from erniekit.data.tokenizers.files import CONFIG_FILE
 from erniekit.errors import CheckpointError, ModelFileError
 from erniekit.model.architectures.model_config import ModelConfig
-from erniekit.model.vocabulary import grow, grown_vocabulary
+from erniekit.model.vocabulary import MEAN, NORMAL, grow, grown_vocabulary
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ def with_added_tokens(config: Config, model_config: ModelConfig, folder: Path) -
         model_config,
         extended.first,
         extended.count,
-        init=config.vocabulary.new_token_init,
+        init=MEAN if config.vocabulary.new_token_init == "mean" else NORMAL,
         seed=config.training.seed,
         trained=config.vocabulary.train_added_tokens or not config.lora.lora,
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from erniekit.build.quantization import quantization_from
+from erniekit.build.tokenizer import speech_of
 from erniekit.cli.ranks import parse_with_overrides
 from erniekit.config import Config
 from erniekit.config.sections.basic import template_variables
@@ -22,6 +23,7 @@ from erniekit.terminal import escape_control_characters
 
 if TYPE_CHECKING:
     from erniekit.data.media.clip import Clip
+    from erniekit.data.templates.transcription import Speech
     from erniekit.inference.engine import ChatModel
 
 CONFIGURATIONS = (".yaml", ".yml", ".json")
@@ -231,7 +233,14 @@ def load_model(options: argparse.Namespace, parameters: Config, asr_prompt: str 
         template_variables=template_variables(parameters.basic),
         quantization=_weights_in_few_bits(parameters),
         asr_prompt=asr_prompt,
+        speech=_speech(parameters),
     )
+
+
+def _speech(parameters: Config) -> Speech | None:
+    """Return how units of speech stand in dialogues, where the command says so."""
+    names = ("dialogue_template", "unit_token", "correspond_token")
+    return speech_of(parameters) if any(map(parameters.is_set, names)) else None
 
 
 def _weights_in_few_bits(parameters: Config) -> WeightOnly | None:

@@ -63,8 +63,8 @@ class Config:
     moe: MoeParameters
     vocabulary: VocabularyParameters
     units: UnitParameters
-    generation: GenerationParameters
     codes: CodesParameters
+    generation: GenerationParameters
     messages: tuple[str, ...]
     path: Path | None
     verb: str

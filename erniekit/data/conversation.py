@@ -6,9 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from erniekit.data.media.clip import Clip, ContentClip
+from erniekit.data.units import Units
 from erniekit.errors import DataError
 
 if TYPE_CHECKING:
@@ -16,6 +17,18 @@ if TYPE_CHECKING:
 
 USER, ASSISTANT = "user", "assistant"
 TOOL_ROLES = ("tool", "function")  # results of calls
+
+
+class Part(NamedTuple):
+    """A part of a content with units of speech, or of an answer of which some parts are not trained.
+
+    Attributes:
+        value: None stands for the next of the turn's clips.
+        trained: whether its tokens are targets where the turn is trained.
+    """
+
+    value: str | Units | None
+    trained: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +39,8 @@ class Turn:
         fields: what the template sees in addition to the role, for a turn that calls tools or holds a tool's result.
         thoughts: what the assistant thinks before it answers, for templates that take `reasoning_content`.
         clips: the recordings in the content, in their order; the content itself has no mark of them.
+        units_and_texts: the parts of a content with units, or with parts that are not trained; () for all others.
+            `content` has the texts alone.
     """
 
     role: str
@@ -34,10 +49,21 @@ class Turn:
     fields: Mapping[str, Any] | None = None
     thoughts: str = ""
     clips: tuple[ContentClip, ...] = ()
+    units_and_texts: tuple[Part, ...] = ()
+
+    def written(self, unit_token: str = "<|unit{}|>") -> str:
+        """Return the content with units as their tokens, for people to read."""
+        if not self.units_and_texts:
+            return self.content
+        parts = [part.value for part in self.units_and_texts if part.value is not None]
+        return "".join(
+            part if isinstance(part, str) else "".join(unit_token.replace("{}", str(code)) for code in part.codes)
+            for part in parts
+        )
 
     @property
     def parts(self) -> list[str | Clip]:
-        """The content with the recordings in their places; no text is empty."""
+        """The content with the recordings in their places, without units; no text is empty."""
         parts: list[str | Clip] = []
         start = 0
         for offset, clip in self.clips:

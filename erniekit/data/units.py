@@ -49,3 +49,9 @@ class TokenIds:
     ids: tuple[int, ...]
     targets: tuple[bool, ...]
     packed: bool = False
+
+
+class Units(NamedTuple):
+    """A stretch of speech as a part of a message: the codes in order."""
+
+    codes: tuple[int, ...]

@@ -27,7 +27,7 @@ from erniekit.export.onnx import check_onnx_packages, write_onnx
 from erniekit.export.publish import check_target, publish
 from erniekit.export.quantized import Float8Format, linear_weight_shapes, weight_format_from
 from erniekit.export.static_program import write_program
-from erniekit.export.trained_model import TrainedModel, find_trained_model, ignored_config_keys
+from erniekit.export.trained_model import TrainedModel, find_trained_model, trained_config
 from erniekit.export.trained_weights import (
     TYPE_NAMES,
     open_trained_weights,
@@ -95,7 +95,7 @@ def export_model(
     if repository:
         check_upload(repository)
     use_device(config.basic.device)
-    architecture = ModelConfig.from_folder(model.model_folder, ignored_config_keys(model.parameters)).architecture
+    architecture = trained_config(model).architecture
     listens = architecture.audio is not None
     if listens and form != HUGGING_FACE:
         raise ModelFileError(
@@ -232,7 +232,7 @@ def _expected_logits(decoder: Decoder, prompts: Sequence[Sequence[int]], model: 
 
 
 def _write_program(folder: Path, model: TrainedModel, tokenizer: Tokenizer, form: str) -> Facts:
-    model_config = ModelConfig.from_folder(model.model_folder, ignored_config_keys(model.parameters))
+    model_config = trained_config(model)
     decoder = open_trained_decoder(model, model_config)
     prompts = [encode(tokenizer, text) for text in PROMPTS]
     expected = _expected_logits(decoder, prompts, model)

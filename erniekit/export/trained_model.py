@@ -18,6 +18,7 @@ from erniekit.json_files import read_json_object
 from erniekit.manifest import problems
 from erniekit.model.architectures.model_config import CONFIG_FILE, ModelConfig
 from erniekit.model.lora.folder import ADAPTER_CONFIG_FILE, base_model_of, is_adapter_folder
+from erniekit.model.lora.new_row_files import grown_by_adapters
 from erniekit.model.storage.layouts import locate_weights
 from erniekit.model.storage.model_folder import refuse_half_written, refuse_sharded_checkpoint
 from erniekit.training.callbacks.files import RESULT_FILES
@@ -70,10 +71,19 @@ def check_export(named: Path, config: Config) -> None:
         UserError: as for `find_trained_model`, or the weights or the tokenizer do not fit `config.json`.
     """
     model = find_trained_model(named, config)
-    model_config = ModelConfig.from_folder(model.model_folder, ignored_config_keys(model.parameters))
-    locate_weights(model_config, model.model_folder)
+    locate_weights(trained_config(model), model.model_folder)
     own_tokenizer = next((folder for folder in (model.folder, model.base) if folder and has_tokenizer(folder)), None)
     check_tokenizer(own_tokenizer or model.folder, None, with_template=False)
+
+
+def trained_config(model: TrainedModel) -> ModelConfig:
+    """Return the shape of a trained model, with the rows of new tokens that its adapters have.
+
+    Raises:
+        ModelFileError: `config.json` or `adapter_config.json` cannot be used.
+    """
+    config = ModelConfig.from_folder(model.model_folder, ignored_config_keys(model.parameters))
+    return grown_by_adapters(config, model.folder) if model.is_adapter else config
 
 
 def find_trained_model(named: Path, config: Config) -> TrainedModel:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 from erniekit.build.quantization import base_of_adapters
 from erniekit.errors import ModelFileError
 from erniekit.export.quantized import WeightFormat, linear_weight_shapes, stored_tensor_specs
-from erniekit.export.trained_model import TrainedModel, ignored_config_keys
+from erniekit.export.trained_model import TrainedModel, ignored_config_keys, trained_config
 from erniekit.model.architectures.architecture import Architecture
 from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.lora.peft_files import read_adapters
@@ -51,7 +51,7 @@ def open_trained_weights(model: TrainedModel) -> TrainedWeights:
     Raises:
         ModelFileError: files are missing or damaged, or do not match `config.json`.
     """
-    config = ModelConfig.from_folder(model.model_folder, ignored_config_keys(model.parameters))
+    config = trained_config(model)
     shapes, stored = config.weight_shapes(), open_weights(config, model.model_folder)
     if not model.is_adapter:
         return TrainedWeights(config, shapes, lambda: ((name, stored.read(name)) for name in shapes))
@@ -136,10 +136,17 @@ def reference_types(model: TrainedModel, config: ModelConfig) -> tuple[Path, dic
     the trained model's."""
     if model.base is not None and any(weight_files(model.base)):
         try:
-            stored = open_weights(config, model.base)
+            stored = open_weights(_as_base(config, model), model.base)
             return model.base, {name: stored.dtype(name) for name in config.weight_shapes()}
         except ModelFileError:  # the base folder has changed; a model trained in full does not need it
             if model.is_adapter:
                 raise
     stored = open_weights(config, model.folder)
     return model.folder, {name: stored.dtype(name) for name in config.weight_shapes()}
+
+
+def _as_base(config: ModelConfig, model: TrainedModel) -> ModelConfig:
+    """Return the shape of a trained model with as many rows as its base has, whose vocabulary it may have grown."""
+    assert model.base is not None
+    base = ModelConfig.from_folder(model.base, ignored_config_keys(model.parameters))
+    return config if config.vocabulary is not None else replace(config, vocab_size=base.vocab_size)

@@ -21,6 +21,8 @@ from erniekit.data.media.errors import RecordingError
 from erniekit.data.placeholders import EncodedPrompt, encode_prompt_with_clips
 from erniekit.data.split import read_part
 from erniekit.data.templates.ernie import Template
+from erniekit.data.templates.speech import UnitText
+from erniekit.data.templates.transcription import DEFAULT_SPEECH, Speech
 from erniekit.data.tokenizers.tokenizer import Tokenizer
 from erniekit.inference.answer_metrics import AnswerScores, check_libraries, merge_scores
 from erniekit.inference.audio_prompts import batches, prompt_audio
@@ -66,6 +68,7 @@ class GenerationEvaluator:
         count: number of dialogues per file, spread over it; -1: all.
         samples: the file to write.
         normalizer: what transcripts are compared after: a value of `text_normalizer`.
+        speech: how units of speech stand in answers.
 
     Raises:
         ConfigurationError: a library that scores answers is not installed.
@@ -79,13 +82,15 @@ class GenerationEvaluator:
         count: int,
         samples: Path,
         normalizer: str = "none",
+        speech: Speech = DEFAULT_SPEECH,
     ) -> None:
         asked = [source for source in sources if source.probability > 0]
         kinds = {source.kind for source in asked}
         check_libraries(overlap=kinds != {TRANSCRIPTS}, transcripts=TRANSCRIPTS in kinds)  # before the first evaluation
         self._sources = dict(zip(source_names([str(source.path) for source in asked]), asked, strict=True))
         self._tokenizer, self._template, self._count = tokenizer, template, count
-        self._path, self._normalizer = samples, normalizer
+        self._path, self._normalizer, self._speech = samples, normalizer, speech
+        self._unit_tokens = UnitText(tokenizer, speech.unit_token)
 
     def __call__(self, decoder: Decoder) -> ExtraMetrics:
         """Answer every dialogue, write it with its answer and scores to `samples` as JSON lines, and return the
@@ -95,7 +100,7 @@ class GenerationEvaluator:
         with eval_mode(decoder), open(self._path, "w", encoding="utf-8") as file:
             for name, source in self._sources.items():
                 own = scores[name] = AnswerScores(self._normalizer)
-                eval_prompts = _select_eval_prompts(source, self._count)
+                eval_prompts = _select_eval_prompts(source, self._count, self._speech.unit_token)
                 while block := list(islice(eval_prompts, MAX_BATCH_SIZE)):
                     fitting = [
                         (eval_prompt, prompt) for eval_prompt in block if (prompt := self._prompt(decoder, eval_prompt))
@@ -145,7 +150,7 @@ class GenerationEvaluator:
         audio = prompt_audio(prompts, audio_inputs(decoder.config))
         answers = generate(decoder, [prompt.ids for prompt in prompts], sampling, audio=audio)
         return [
-            GeneratedAnswer(self._tokenizer.decode(tokens[:limit]), cut=len(tokens) > limit)
+            GeneratedAnswer(self._unit_tokens.decode(tokens[:limit]), cut=len(tokens) > limit)
             for tokens, limit in zip(answers, limits, strict=True)
         ]
 
@@ -163,37 +168,37 @@ def worst_transcripts(output_dir: Path, count: int) -> list[dict[str, Any]]:
         return heapq.nlargest(count, wrong, key=lambda sample: sample["wer"])
 
 
-def _select_eval_prompts(source: Source, count: int) -> Iterator[EvalPrompt]:
+def _select_eval_prompts(source: Source, count: int, unit_token: str) -> Iterator[EvalPrompt]:
     """Yield `count` dialogues, evenly spread over the file."""
     if count < 0:
-        yield from _read_eval_prompts(source)
+        yield from _read_eval_prompts(source, unit_token)
         return
-    available = sum(1 for _ in _read_eval_prompts(source))
-    for number, eval_prompt in enumerate(_read_eval_prompts(source)):
+    available = sum(1 for _ in _read_eval_prompts(source, unit_token))
+    for number, eval_prompt in enumerate(_read_eval_prompts(source, unit_token)):
         if number * count // available != (number + 1) * count // available or count >= available:
             yield eval_prompt
 
 
-def _read_eval_prompts(source: Source) -> Iterator[EvalPrompt]:
+def _read_eval_prompts(source: Source, unit_token: str) -> Iterator[EvalPrompt]:
     for item in read_part(source):
         if isinstance(item, RecordProblem):  # skipped; the dataset was opened before, and has said so
             continue
         line, record = item
-        eval_prompt = _eval_prompt_from(f"{source.path}:{line}", record)
+        eval_prompt = _eval_prompt_from(f"{source.path}:{line}", record, unit_token)
         if eval_prompt is not None:
             yield eval_prompt
 
 
-def _eval_prompt_from(location: str, record: Record) -> EvalPrompt | None:
+def _eval_prompt_from(location: str, record: Record, unit_token: str) -> EvalPrompt | None:
     """Return the last trained answer of a dialogue or the chosen answer of a pair as a prompt; None for plain text."""
     if isinstance(record, Preference):
-        return EvalPrompt(location, record.prompt, record.chosen[0].content)
+        return EvalPrompt(location, record.prompt, record.chosen[0].written(unit_token))
     if not isinstance(record, Conversation):
         return None
     turns = record.turns
     last = max(number for number, turn in enumerate(turns) if turn.role == ASSISTANT and turn.trained)
     dialogue = replace(record, turns=turns[:last])
-    return EvalPrompt(location, dialogue, turns[last].content, turns[last].thoughts)
+    return EvalPrompt(location, dialogue, turns[last].written(unit_token), turns[last].thoughts)
 
 
 def _score(scores: AnswerScores, eval_prompt: EvalPrompt, answer: GeneratedAnswer) -> dict[str, float]:
@@ -213,7 +218,7 @@ def _scored(eval_prompt: EvalPrompt, answer: GeneratedAnswer) -> str:
 
 def _sample(eval_prompt: EvalPrompt, answer: GeneratedAnswer, scores: dict[str, float]) -> dict[str, Any]:
     dialogue = eval_prompt.dialogue
-    messages = [{"role": turn.role, "content": turn.content} for turn in dialogue.turns]
+    messages = [{"role": turn.role, "content": turn.written()} for turn in dialogue.turns]
     system = [{"role": "system", "content": dialogue.system}] if dialogue.system else []
     return {
         "place": eval_prompt.location,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,15 @@ from erniekit.data.media.audio_batch import read_placed
 from erniekit.data.media.clip import AudioInputs, Clip, ContentClip
 from erniekit.data.placeholders import EncodedPrompt, encode_prompt_with_clips
 from erniekit.data.templates.ernie import Template, chat_template
-from erniekit.data.templates.transcription import DEFAULT_REQUEST, Request
+from erniekit.data.templates.speech import UnitText
+from erniekit.data.templates.spoken import SpokenTemplate
+from erniekit.data.templates.transcription import DEFAULT_REQUEST, DEFAULT_SPEECH, Request, Speech
 from erniekit.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from erniekit.errors import DataError, ModelFileError
 from erniekit.export.saved_program import SavedProgram
 from erniekit.export.trained_model import ignored_config_keys, run_parameters
 from erniekit.inference.audio_prompts import ReadClip, batches, prompt_audio
-from erniekit.inference.generation import TextModel, check_prompt, generate, length_limit, stream
+from erniekit.inference.generation import Audio, TextModel, check_prompt, generate, length_limit, stream
 from erniekit.inference.sampling import Sampling
 from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.builder import build_model
@@ -58,6 +61,7 @@ class ChatModel:
     Attributes:
         audio: what the model's encoder takes of recordings; None: it has none.
         request: how transcripts are asked for.
+        speech: how units of speech stand in dialogues.
     """
 
     decoder: TextModel
@@ -65,6 +69,7 @@ class ChatModel:
     template: Template
     audio: AudioInputs | None = None
     request: Request = DEFAULT_REQUEST
+    speech: Speech = DEFAULT_SPEECH
 
     @classmethod
     def load(
@@ -78,6 +83,7 @@ class ChatModel:
         template_variables: Mapping[str, Any] | None = None,
         quantization: WeightOnly | None = None,
         asr_prompt: str | None = None,
+        speech: Speech | None = None,
     ) -> ChatModel:
         """Load a model folder, an `output_dir` or a checkpoint; a folder of adapters together with its base model; or
         an exported program.
@@ -90,6 +96,7 @@ class ChatModel:
                 their training.
             asr_prompt: the words that ask for a transcript; None: those of the run that trained the model, from which
                 the language comes in any case.
+            speech: how units of speech stand in dialogues; None: as in the run that trained the model.
 
         Raises:
             ModelFileError: a folder or one of its files is missing or damaged.
@@ -108,11 +115,13 @@ class ChatModel:
         request = DEFAULT_REQUEST if audio is None else trained_request(adapters or folder)
         if asr_prompt is not None:
             request = replace(request, prompt=asr_prompt)
-        template = chat_template(tokenizer, template_variables, request)
+        if speech is None:
+            speech = trained_speech(adapters or folder)
+        template = chat_template(tokenizer, template_variables, request, speech)
         warn_of_unused_variables(template, template_variables or {})
         if asr_prompt is not None:
             warn_of_unused_request(template, request)
-        return cls(decoder, tokenizer, template, audio, request)
+        return cls(decoder, tokenizer, template, audio, request, speech)
 
     @classmethod
     def _open_program(
@@ -183,7 +192,7 @@ class ChatModel:
         for rows in batches(encoded, by_length, MAX_BATCH_SIZE, self.audio):
             prompts, numbers = [encoded[row] for row in rows], [streams[row] for row in rows]
             for row, tokens in zip(rows, self.answer_batch(prompts, sampling, numbers), strict=True):
-                answers[row] = self.tokenizer.decode(tokens)
+                answers[row] = self._units.decode(tokens)
             done += len(rows)
             report(done)
         return answers
@@ -202,7 +211,42 @@ class ChatModel:
         """
         audio = prompt_audio(prompts, self.audio, read)
         ids = [prompt.ids for prompt in prompts]
-        return generate(self.decoder, ids, self._with_stop_tokens(sampling), streams, audio)
+        stopping = self._with_stop_tokens(sampling)
+        answers = generate(self.decoder, ids, stopping, streams, audio)
+        return self._with_spoken_answers(ids, answers, stopping, streams)
+
+    def _with_spoken_answers(
+        self, prompts: Sequence[list[int]], answers: list[list[int]], sampling: Sampling, streams: Sequence[int] | None
+    ) -> list[list[int]]:
+        """Return the answers, those that are transcripts with the spoken answer that follows, as far as there is room.
+
+        Training skips the header between the two, so the model does not write it.
+        """
+        begun = [
+            [*answer, *self._continuation(prompt, answer, sampling)]
+            for prompt, answer in zip(prompts, answers, strict=True)
+        ]
+        rows = [row for row, answer in enumerate(answers) if len(begun[row]) > len(answer)]
+        if not rows:
+            return answers
+        numbers = None if streams is None else [streams[row] for row in rows]
+        longer = generate(self.decoder, [[*prompts[row], *begun[row]] for row in rows], sampling, numbers)
+        for row, rest in zip(rows, longer, strict=True):
+            answers[row] = [*begun[row], *rest]
+        return answers
+
+    def _continuation(self, prompt: Sequence[int], answer: Sequence[int], sampling: Sampling) -> list[int]:
+        """Return the tokens between a transcript and the answer to it; none where the answer is not a transcript that
+        has come to its end, or nothing more has room."""
+        if not isinstance(self.template, SpokenTemplate) or len(answer) >= sampling.max_new_tokens:
+            return []
+        header = self.template.continuation(prompt, answer)
+        fits = len(prompt) + len(answer) + len(header) < length_limit(self.decoder, sampling.max_length)
+        return header if fits else []
+
+    @cached_property
+    def _units(self) -> UnitText:
+        return UnitText(self.tokenizer, self.speech.unit_token)
 
     def encode_text(self, text: str) -> EncodedPrompt:
         """Return the token ids of a text without the chat template; control tokens in it are ordinary text.
@@ -241,15 +285,25 @@ class ChatModel:
         ids: list[int] = []
         shown = ""
         audio = prompt_audio([prompt], self.audio)
-        for token in stream(self.decoder, prompt.ids, self._with_stop_tokens(sampling), number, audio):
+        for token in self._tokens(prompt.ids, self._with_stop_tokens(sampling), number, audio):
             ids.append(token)
-            text = self.tokenizer.decode(ids)
+            text = self._units.decode(ids)
             if not text.endswith("\ufffd"):  # a character may take several tokens
                 yield text[len(shown) :]
                 shown = text
-        rest = self.tokenizer.decode(ids)[len(shown) :]
+        rest = self._units.decode(ids)[len(shown) :]
         if rest:
             yield rest
+
+    def _tokens(self, prompt: list[int], sampling: Sampling, number: int, audio: Audio) -> Iterator[int]:
+        """Yield the tokens of an answer, and where it is a transcript those of the spoken answer behind it."""
+        answer: list[int] = []
+        for token in stream(self.decoder, prompt, sampling, number, audio):
+            answer.append(token)
+            yield token
+        if header := self._continuation(prompt, answer, sampling):
+            yield from header
+            yield from stream(self.decoder, [*prompt, *answer, *header], sampling, number)
 
     def _with_stop_tokens(self, sampling: Sampling) -> Sampling:
         return replace(sampling, stop_token_ids=(*sampling.stop_token_ids, *self.template.stop_token_ids))
@@ -271,6 +325,13 @@ def trained_request(folder: Path) -> Request:
     known = run_parameters(folder)
     prompt = known.get("asr_prompt") or DEFAULT_REQUEST.prompt
     return Request(str(prompt), str(known.get("asr_language") or ""))
+
+
+def trained_speech(folder: Path) -> Speech:
+    """Return how units of speech stood in the dialogues of the run that wrote a folder; the default if unknown."""
+    known = run_parameters(folder)
+    names = ("unit_token", "correspond_token", "dialogue_template")
+    return Speech(**{name: str(known[name]) for name in names if known.get(name)})
 
 
 def _check_utf8(text: str) -> None:

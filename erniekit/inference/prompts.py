@@ -38,7 +38,7 @@ class Prompt:
     @property
     def text(self) -> str:
         """The message to be answered."""
-        return self.conversation.turns[-1].content
+        return self.conversation.turns[-1].written()
 
 
 def read_prompts(path: Path, media_dir: Sequence[str] = ()) -> list[Prompt]:
@@ -98,7 +98,7 @@ def _prompt(line: int, value: object, folders: Sequence[str]) -> Prompt:
     conversation = parse_record(FORMATS[kind], {**record, **recordings}, folders)
     assert isinstance(conversation, Conversation)
     prompt = replace(conversation, turns=conversation.turns[:-1])
-    return Prompt(line, prompt, conversation.turns[-1].content if answered else None)
+    return Prompt(line, prompt, conversation.turns[-1].written() if answered else None)
 
 
 def _completed_messages(record: dict) -> tuple[dict, bool]:

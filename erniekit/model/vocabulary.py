@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from erniekit.model.architectures.plain_decoder import EMBEDDING, HEAD
 
@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 
     from erniekit.model.architectures.model_config import ModelConfig
 
-NewTokenInit = Literal["normal", "mean"]
-NORMAL: NewTokenInit = "normal"
-MEAN: NewTokenInit = "mean"
+NORMAL, MEAN = "normal", "mean"
 SIZE_MULTIPLE = 64  # of rows, if there have to be more of them, so that the usual tensor-parallel degrees divide them
 NEW_ROWS = "new_rows"  # the parameter beside a frozen embedding or head
 
@@ -48,7 +46,7 @@ class GrownVocabulary:
     count: int
     old_size: int
     size: int
-    init: NewTokenInit = NORMAL
+    init: str = NORMAL
     seed: int = 0
     trained: bool = True
 
@@ -79,7 +77,7 @@ def grown_vocabulary(
     first: int,
     count: int,
     *,
-    init: NewTokenInit = NORMAL,
+    init: str = NORMAL,
     seed: int = 0,
     trained: bool = True,
 ) -> GrownVocabulary:

@@ -20,6 +20,7 @@ from erniekit.build.data import (
 )
 from erniekit.build.distributed import evaluation_ranks, join_ranks, topology_and_rank
 from erniekit.build.model import announce_dense_mask, begin, initial_weights, open_model
+from erniekit.build.tokenizer import speech_of
 from erniekit.config import Config
 from erniekit.data.templates.ernie import Template
 from erniekit.data.tokenizers.tokenizer import Tokenizer
@@ -104,7 +105,13 @@ def build_generation_evaluator(
     samples = config.output_dir / SAMPLES_FILE if mesh.rank == 0 else Path(os.devnull)
     section = config.evaluation
     generation_evaluator = GenerationEvaluator(
-        evaluation_sources(config), tokenizer, template, section.eval_answers, samples, section.text_normalizer
+        evaluation_sources(config),
+        tokenizer,
+        template,
+        section.eval_answers,
+        samples,
+        section.text_normalizer,
+        speech_of(config),
     )
     if mesh.topology.pipeline == 1:
         return generation_evaluator

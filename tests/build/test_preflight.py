@@ -33,6 +33,16 @@ def _json(folder: Path, name: str = "config.json", **values: Any) -> None:
     path.write_text(json.dumps(stored | values))
 
 
+def _declare(folder: Path) -> None:
+    """Say that a run has added a token."""
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+    library = json.loads((folder / "tokenizer.json").read_text())
+    library["added_tokens"].append({"id": 471, "content": "<|b|>", **flags})
+    (folder / "tokenizer.json").write_text(json.dumps(library))
+    decoder = {"471": {"content": "<|b|>", **flags}}
+    _json(folder, "tokenizer_config.json", erniekit_added_tokens=["<|b|>"], added_tokens_decoder=decoder)
+
+
 def _tie_no_embeddings(folder: Path) -> None:
     _json(folder, tie_word_embeddings=False)
 
@@ -112,6 +122,17 @@ CASES: dict[str, tuple[Change, dict[str, Any], str]] = {
     "the model's own folder as output": (lambda folder: None, BASE | {"output_dir": "{folder}"}, "would overwrite"),
     "a file as output": (lambda folder: None, {"output_dir": __file__}, "it is a file"),
     "another model in the output": (lambda folder: None, {"output_dir": "{other}"}, "already contains"),
+    "added tokens": (lambda folder: None, BASE | {"added_token_ranges": ["<|unit{0..99}|>"]}, ""),
+    "an added token that is a word": (
+        lambda folder: None, {"added_tokens": ["Reverse"]}, "'Reverse' is a word of the tokenizer's vocabulary",
+    ),
+    "a start with other tokens": (
+        lambda folder: _declare(folder.parent / "other"),
+        BASE | {"init_from_checkpoint": "{other}"}, "grew in another way",
+    ),
+    "a start with the same tokens": (
+        lambda folder: _declare(folder), BASE | {"added_tokens": ["<|b|>"]}, "",
+    ),
     "a reference with another vocabulary": (
         lambda folder: None,
         {"stage": "DPO", "ref_model_name_or_path": "{other}"}, "their tokenizers differ",

@@ -172,7 +172,9 @@ def test_text_parts_are_joined():
 def test_other_parts_are_refused_by_name(part, told):
     messages = [message("user", [{"type": "text", "text": "q"}, part]), message("assistant", "a")]
     refused = refusal("messages", messages=messages)
-    assert refused.startswith("messages[0].content[1]: expected a string or parts of type text or audio, " + told)
+    assert refused.startswith(
+        "messages[0].content[1]: expected a string or parts of type text, audio or units, " + told
+    )
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from erniekit.data.tokenizers.extend import extend_tokenizer
 from erniekit.data.tokenizers.tokenizer import load_tokenizer
 from erniekit.errors import ModelFileError
 from tests.data.vocabularies import BYTE_PAIR_TEXTS, write_byte_pairs
@@ -74,3 +76,15 @@ def test_the_words_it_has_seen_do_not_fill_the_memory(tmp_path, monkeypatch):
     together = [tokenizer.encode(text) for text in texts]
     assert len(tokenizer._backend._tokenizer.cache) <= 51
     assert together == tokenizer.encode_batch(texts)
+
+
+def test_tokens_are_added(tmp_path: Path) -> None:
+    folder = write_byte_pairs(tmp_path / "model", "Qwen2Tokenizer")
+    before = load_tokenizer(folder)
+    made = extend_tokenizer(folder, ("<|continue|>", "<|unit3|>", "<tool>"), tmp_path)
+    after = load_tokenizer(made.folder)
+    assert (made.first, made.count, made.kept) == (before.vocab_size, 2, 1)
+    text = "six<|unit3|> apples <tool>\n"
+    ids = after.encode(after.plain_text(text + "<|im_end|>"))
+    assert made.first + 1 in ids and before.token_id("<tool>") in ids and before.token_id("<|im_end|>") not in ids
+    assert after.decode(after.encode(text)) == text

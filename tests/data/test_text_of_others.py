@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer, normalizers
 
 from erniekit.data.conversation import Conversation, Turn
 from erniekit.data.templates.ernie import chat_template, encode_prompt, encode_sample
-from erniekit.data.tokenizers.breaks import BREAK, break_inserter, remove_breaks
+from erniekit.data.tokenizers.breaks import BREAK, break_inserter, longest_of, remove_breaks
 from erniekit.data.tokenizers.tokenizer import load_tokenizer
 from tests.data.conftest import CONTROL_TOKENS, write_tokenizer
 from tests.data.published_templates import QWEN3, TOOLS
@@ -166,3 +167,37 @@ def test_breaks_leave_no_token_and_come_out_again(pieces):
     broken = break_inserter(tokens)(text)
     assert not any(token in broken for token in tokens if len(token) > 1)
     assert remove_breaks(broken) == text
+
+
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(
+    st.lists(st.text(st.sampled_from("ab.<|\n"), max_size=5), max_size=10),
+    st.text(st.sampled_from("ab.<|\n")),
+    st.booleans(),
+)
+def test_the_longest_token_is_found_at_each_position(tokens: list[str], text: str, deep: bool) -> None:
+    """Whatever tokens have in common, the expression finds what one branch for each of them would."""
+    tokens += ["a" * length for length in range(1, 120)] if deep else []
+    pattern = longest_of(tokens)
+    flat = "|".join(re.escape(token) for token in sorted(filter(None, tokens), key=len, reverse=True))
+    assert (pattern == "") == (flat == "")
+    if pattern:
+        for searched in (text, text + "a" * 150):
+            assert re.findall(pattern, searched) == re.findall(flat, searched)
+
+
+def test_ten_thousand_tokens_are_searched_for_like_a_few() -> None:
+    """A branch for each of them would try 10,000 texts at every position."""
+    units = [f"<|unit{number}|>" for number in range(10_000)]
+    pattern = longest_of([*units, "<s>", "</s>"])
+    branches, widest = [1], 1
+    for character in re.sub(r"\\.", "", pattern):  # without escaped characters
+        if character == "(":
+            branches.append(1)
+        elif character == ")":
+            widest = max(widest, branches.pop())
+        elif character == "|":
+            branches[-1] += 1
+    assert max(widest, *branches) <= 11 and len(branches) == 1
+    text = "".join(units[::37])
+    assert re.findall(pattern, text) == units[::37]

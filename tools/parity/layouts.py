@@ -142,6 +142,7 @@ PAIRS = {
     "max_prompt_len": 96,
     "sft_loss_ratio": 0.1,
 }
+NUMBERS = {"added_token_ranges": ["{10..599}"]}  # which the records hold; two of two ranks have rows for them
 TASKS: Mapping[str, Mapping[str, Any]] = {
     "sft": DIALOGUES,
     "lora": DIALOGUES | {"fine_tuning": "LoRA", "lora_rank": 4},
@@ -149,8 +150,11 @@ TASKS: Mapping[str, Mapping[str, Any]] = {
     "dpo-lora": PAIRS | {"fine_tuning": "LoRA", "lora_rank": 4},
     "dpo-copy": PAIRS | {"reference_model": "copy", "ref_model_update_steps": 2},
     "kto": PAIRS | {"loss_type": "kto_pair"},
+    "new-tokens": DIALOGUES | NUMBERS,
+    "new-tokens-lora": DIALOGUES | NUMBERS | {"fine_tuning": "LoRA", "lora_rank": 4},
+    "new-tokens-dpo-lora": PAIRS | NUMBERS | {"fine_tuning": "LoRA", "lora_rank": 4},
 }
-IN_TABLE = ("sft", "lora", "dpo")  # the others: references of other kinds, a divergence over the whole step
+IN_TABLE = ("sft", "lora", "dpo")  # the others: references of other kinds, a divergence over the whole step, new tokens
 
 
 @dataclass(frozen=True)

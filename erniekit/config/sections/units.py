@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from erniekit.config.parameter import ConfigBuilder, parameter, rule, section
 
 DATA_VERBS = ("train", "eval", "preview")
+TOKEN_VERBS = (*DATA_VERBS, "generate")
 ALIGNED_STAGES = ("PT", "SFT")  # which read `aligned_units`
 INTERLEAVING = (
     "units_per_second", "interleave_segment_seconds", "interleave_text_probability",
@@ -22,7 +23,7 @@ class UnitParameters:
         "<|unit{}|>",
         "The text of the token of a unit, in which `{}` stands for the unit's number. The tokenizer must have a token "
         "for each number from 0 to the last one of the codebook.",
-        verbs=DATA_VERBS,
+        verbs=TOKEN_VERBS,
         example="<unit_{}>",
     )
     continue_token: str = parameter(
@@ -34,9 +35,21 @@ class UnitParameters:
     )
     correspond_token: str = parameter(
         "<|correspond|>",
-        "The token between a segment of an interleaved record and the same words in the other kind.",
-        verbs=DATA_VERBS,
+        "The token between a segment of an interleaved record and the same words in the other kind, and in spoken "
+        "dialogues between speech and its words.",
+        verbs=TOKEN_VERBS,
         example="<correspond>",
+    )
+    dialogue_template: str = parameter(
+        "model",
+        "The template of dialogues. `model` is the chat template of the model's folder. `spoken` is that of spoken "
+        "dialogues, for models without one: the user's units, their transcript, the answer's text and its units, of "
+        "which all but the user's units are trained, and the line end behind them. `usdm` is the same with the labels "
+        "of its published script, which does not train that line end, so that not every model learns to stop.",
+        choices=("model", "spoken", "usdm"),
+        verbs=TOKEN_VERBS,
+        stages=("SFT",),
+        example="spoken",
     )
     units_per_second: float = parameter(
         50.0,

@@ -6,6 +6,7 @@ The formats of pairs, for stage DPO, are in `preference`; `registry` has the tab
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from erniekit.data.conversation import ASSISTANT, USER, Conversation, PlainText, Turn
@@ -99,7 +100,7 @@ def parse_prompt_completion(record: dict) -> Conversation:
         assert isinstance(prompt, list)  # parse_messages refuses anything else
         _, all_turns = parse_messages([*prompt, *answer], "prompt + completion", tools=True)
         last_must_be_assistant(all_turns, answer, "completion")
-        read_only = tuple(Turn(turn.role, turn.content, False, turn.fields, clips=turn.clips) for turn in turns)
+        read_only = tuple(replace(turn, trained=False, thoughts="") for turn in turns)
         conversation = Conversation(read_only + tuple(all_turns[len(turns) :]), system, parse_tools(record))
         return _with_target(conversation, "completion")
     question = parse_question(prompt, "prompt")

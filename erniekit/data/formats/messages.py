@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from erniekit.data.conversation import ASSISTANT, TOOL_ROLES, USER, Turn
+from erniekit.data.formats.content_parts import TEXT_PARTS, Content, parse_content_parts
 from erniekit.data.formats.problems import (
     CALL_FIELDS,
     THOUGHTS_FIELD,
@@ -18,14 +19,9 @@ from erniekit.data.formats.problems import (
     parse_text,
     shorten,
 )
-from erniekit.data.formats.recordings import AUDIO_PARTS, parse_audio_part
-from erniekit.data.media.clip import ContentClip
 
 SYSTEM_ROLES = ("system", "developer")  # OpenAI renamed the first to the second
-TEXT_PARTS = ("text", "input_text", "output_text")  # the types of a content part that holds text
 OWN_PARTS = ("reasoning", "tool_call")  # LLaMA-Factory's types of parts for which messages have fields
-# What other parts of a content hold, by a word in their type: "image_url", "video", ...
-OTHER_PARTS = {"image": "a vision record", "video": "a video record"}
 
 # Tools, calls and results: they are checked, and passed to the chat template as written.
 
@@ -109,41 +105,17 @@ def _result_text(content: object, name: str) -> str:
 
 
 def parse_content(value: object, name: str) -> str:
-    """Return the text of a message that is not the user's; see `parse_user_content`.
+    """Return the text of a message that is neither the user's nor the assistant's; see `parse_content_parts`.
 
     Raises:
-        MalformedError: the value is no text, or a part holds a recording, an image or a video.
+        MalformedError: the value is no text, or a part holds a recording, units, an image or a video.
     """
-    text, clips = parse_user_content(value, name)
+    text, clips, parts = parse_content_parts(value, name)
     if clips:
         raise MalformedError(name, "recordings in messages of the user only", "one in another message")
+    if parts:
+        raise MalformedError(name, "units in messages of the user and the assistant only", "some in another message")
     return text
-
-
-def parse_user_content(value: object, name: str) -> tuple[str, tuple[ContentClip, ...]]:
-    """Return the text and the recordings of a message: a string, or OpenAI's list of parts.
-
-    The texts of parts are joined without anything between them, as templates join them.
-
-    Raises:
-        MalformedError: the value is neither, or a part holds an image or a video.
-    """
-    if not isinstance(value, list):
-        return parse_text(value, name), ()
-    text = ""
-    clips = []
-    for number, part in enumerate(value):
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind in AUDIO_PARTS:
-            clips.append(ContentClip(len(text), parse_audio_part(part, f"{name}[{number}]")))
-            continue
-        if kind not in TEXT_PARTS:
-            other = next((what for word, what in OTHER_PARTS.items() if word in str(kind)), None)
-            got = shorten(part) if other is None else f"{kind} ({other}; ERNIEKit reads texts and recordings only)"
-            raise MalformedError(f"{name}[{number}]", "a string or parts of type text or audio", got)
-        key = "value" if "text" not in part and "value" in part else "text"  # "value" is LLaMA-Factory's name
-        text += parse_text(part.get(key), f"{name}[{number}].{key}")
-    return text, tuple(clips)
 
 
 def _from_json(text: str, name: str, expected: str) -> Any:
@@ -208,22 +180,28 @@ def _turn(message: dict, field_path: str, previous: Turn | None, tools: bool, *,
         result = tool_result_fields(message, field_path)
         return Turn(role, result["content"], fields=result)
     calls = parse_tool_calls(message, field_path) if tools and role == ASSISTANT else []
-    clips: tuple[ContentClip, ...] = ()
-    if role == USER:
-        content, clips = parse_user_content(message.get("content"), f"{field_path}.content")
+    if calls and message.get("content") is None:
+        content = Content("")
+    elif role in (USER, ASSISTANT) and not calls:
+        content = parse_content_parts(message.get("content"), f"{field_path}.content", trains=role == ASSISTANT)
+        if content.clips and role == ASSISTANT:
+            raise MalformedError(
+                f"{field_path}.content", "recordings in messages of the user only", "one in another message"
+            )
     else:
-        without_text = calls and message.get("content") is None
-        content = "" if without_text else parse_content(message.get("content"), f"{field_path}.content")
+        content = Content(parse_content(message.get("content"), f"{field_path}.content"))
     expected = _expected_roles(previous)
     if role not in expected:
         system_or = "system or " if may_be_system else ""
         raise MalformedError(f"{field_path}.role", f"{system_or}{' or '.join(expected)}", describe_value(role))
     thoughts = _thoughts(message, field_path) if role == ASSISTANT else ""
-    if not content.strip() and not calls and not clips:
+    if not content.text.strip() and not calls and not content.clips and not content.parts:
         error = NothingToTrainError if role == ASSISTANT else MalformedError
         raise error(f"{field_path}.content", "a text", "an empty string")
     fields = tool_call_fields(message, calls, f"{field_path}.content") if calls else None
-    return Turn(role, content, role == ASSISTANT and _is_trained(message, field_path), fields, thoughts, clips)
+    trained = role == ASSISTANT and _is_trained(message, field_path)
+    trained &= not content.parts or any(part.trained for part in content.parts)
+    return Turn(role, content.text, trained, fields, thoughts, content.clips, content.parts)
 
 
 def _thoughts(message: dict, field_path: str) -> str:

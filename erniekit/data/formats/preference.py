@@ -235,7 +235,8 @@ def _given_prompt_length(prompt: object, system: str, common_turns: Sequence[Tur
 
 
 def _without_targets(turns: Sequence[Turn], system: str) -> Conversation:
-    return Conversation(tuple(Turn(turn.role, turn.content, clips=turn.clips) for turn in turns), system)
+    read = tuple(replace(turn, trained=False, fields=None, thoughts="") for turn in turns)
+    return Conversation(read, system)
 
 
 def _pair(

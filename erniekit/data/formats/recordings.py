@@ -101,6 +101,8 @@ def with_recordings(record: dict, parsed: Record) -> Record:
 def _with_marked(record: dict, name: str | None, dialogue: Conversation, answers: Sequence[Turn] = ()) -> Conversation:
     if any(turn.clips for turn in answers):
         raise MalformedError("chosen", "recordings in the prompt of a pair only", "one in an answer")
+    if any(not part.trained for turn in answers for part in turn.units_and_texts):
+        raise MalformedError("chosen", "answers of a pair without `train`, which are trained as a whole", "some")
     if name is None and not any(found.clip == _NEXT for turn in dialogue.turns for found in turn.clips):
         return dialogue
     field = name or AUDIO_LISTS[0]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from erniekit.data.conversation import Conversation
 from erniekit.data.media.clip import PlacedClip
-from erniekit.data.templates.transcription import DEFAULT_REQUEST, Request
+from erniekit.data.templates.transcription import DEFAULT_REQUEST, DEFAULT_SPEECH, Request, Speech
 from erniekit.data.tokenizers.tokenizer import Tokenizer
 from erniekit.errors import DataError, ModelFileError
 
@@ -29,10 +29,17 @@ TEMPLATE_FOR_OTHERS = Path(__file__).with_name("chat_template.jinja")  # the sam
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A stretch of text that is tokenised on its own; the tokens of a trained one are targets."""
+    """A stretch of text that is tokenised on its own; the tokens of a trained one are targets.
+
+    Attributes:
+        ends_turn: whether an answer ends with it; a part of one may be followed by others.
+        select: of a trained one, says of its token ids which are targets; None: all.
+    """
 
     text: str
     trained: bool
+    ends_turn: bool = True
+    select: Callable[[Sequence[int]], Sequence[bool]] | None = None
 
 
 class PairOffsets(NamedTuple):
@@ -110,22 +117,25 @@ class ErnieTemplate:
     """
 
     BEGIN, END = "<|begin_of_sentence|>", "<|end_of_sentence|>"
-    fingerprint = "ernie-4.5"
     variable_names: Set[str] = frozenset()
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, speech: Speech = DEFAULT_SPEECH) -> None:
+        from erniekit.data.templates.speech import UnitText  # speech.py imports this module
+
         end_id = tokenizer.token_id(self.END)
         if end_id is None or tokenizer.token_id(self.BEGIN) is None:
             raise ModelFileError(f"the tokenizer lacks {self.BEGIN} or {self.END}, which ERNIE-4.5's dialogues need")
         self.end_of_turn_target: int | None = tokenizer.eos_id
         self.stop_token_ids = tuple(dict.fromkeys((tokenizer.eos_id, end_id)))
         self._tokenizer = tokenizer
+        self._units = UnitText(tokenizer, speech.unit_token)
+        self.fingerprint = f"ernie-4.5{speech.key}"
 
     @cached_property
     def _render(self) -> Callable[[Conversation], list[Segment]]:  # `erniekit validate` renders nothing
         from erniekit.data.templates.jinja import marked_segments  # jinja.py imports this module
 
-        return marked_segments(TEMPLATE_FILE.read_text(encoding="utf-8"), self._tokenizer)
+        return marked_segments(TEMPLATE_FILE.read_text(encoding="utf-8"), self._tokenizer, self._units)
 
     def render(self, conversation: Conversation) -> list[Segment]:
         if conversation.uses_tools:
@@ -161,7 +171,10 @@ def rendered_or_refused(
 
 
 def chat_template(
-    tokenizer: Tokenizer, variables: Mapping[str, Any] | None = None, request: Request = DEFAULT_REQUEST
+    tokenizer: Tokenizer,
+    variables: Mapping[str, Any] | None = None,
+    request: Request = DEFAULT_REQUEST,
+    speech: Speech = DEFAULT_SPEECH,
 ) -> Template:
     """Return the template of a model: the jinja one of its folder; or, if the folder has none, ERNIE-4.5's own, or that
     of Mistral's models with a Tekken vocabulary.
@@ -171,26 +184,35 @@ def chat_template(
     Args:
         variables: further variables of a jinja template, such as `enable_thinking`.
         request: how transcripts are asked for.
+        speech: how units of speech are written, and whether the spoken-dialogue template takes the place of others.
 
     Raises:
         ModelFileError: no template is there and the tokenizer is not one of these, or the jinja text is broken.
         DataError: the jinja template cannot be used for training (see JinjaTemplate).
     """
-    ernie = ErnieTemplate(tokenizer) if {ErnieTemplate.BEGIN, ErnieTemplate.END} <= tokenizer.control_tokens else None
+    if speech.dialogue_template != DEFAULT_SPEECH.dialogue_template:
+        from erniekit.data.templates.spoken import SpokenTemplate  # spoken.py imports this module
+
+        return SpokenTemplate(tokenizer, speech)
+    ernie = (
+        ErnieTemplate(tokenizer, speech)
+        if {ErnieTemplate.BEGIN, ErnieTemplate.END} <= tokenizer.control_tokens
+        else None
+    )
     if not tokenizer.chat_templates:
         if ernie is not None:
             return ernie
         if tokenizer.tekken_version is None:
             raise ModelFileError(
                 "the model's folder has no chat template and its tokenizer is not ERNIE-4.5's: put the template into "
-                "chat_template.jinja in that folder"
+                "chat_template.jinja in that folder; for spoken dialogues, dialogue_template: spoken needs none"
             )
         from erniekit.data.templates.mistral import MistralTemplate  # mistral.py imports this module
 
-        return MistralTemplate(tokenizer, request)
+        return MistralTemplate(tokenizer, request, speech)
     from erniekit.data.templates.jinja import JinjaTemplate, renders_identically
 
-    jinja_template = JinjaTemplate(tokenizer, variables, request)
+    jinja_template = JinjaTemplate(tokenizer, variables, request, speech)
     if ernie is None or jinja_template.takes_tools or jinja_template.takes_thoughts or jinja_template.takes_audio:
         return jinja_template
     return ernie if renders_identically(jinja_template, ernie) else jinja_template
@@ -246,8 +268,9 @@ def join_segments(
     for segment, ids in zip(segments, encoded, strict=True):
         tokens += ids
         if segment.trained and ids:
-            targets += ids
-            if template.end_of_turn_target is not None:
+            chosen = [True] * len(ids) if segment.select is None else segment.select(ids)
+            targets += [token if target else IGNORE_INDEX for token, target in zip(ids, chosen, strict=True)]
+            if segment.ends_turn and template.end_of_turn_target is not None:
                 targets[-1] = template.end_of_turn_target
         else:
             targets += [IGNORE_INDEX] * len(ids)

@@ -18,7 +18,8 @@ from erniekit.data.media.clip import Clip
 from erniekit.data.templates.ernie import ErnieTemplate, RewritesTurnsError, Segment, TemplateRefusedError
 from erniekit.data.templates.render_process import RENDER_PROCESS, LimitExceededError
 from erniekit.data.templates.rendering import EndOfTurn, GenerationBlock, compile_template, environment
-from erniekit.data.templates.transcription import DEFAULT_REQUEST, LANGUAGE_FIELD, Request
+from erniekit.data.templates.speech import UnitText, content_text, refused_units, split_at_marks
+from erniekit.data.templates.transcription import DEFAULT_REQUEST, DEFAULT_SPEECH, LANGUAGE_FIELD, Request, Speech
 from erniekit.data.tokenizers.tokenizer import Tokenizer
 from erniekit.errors import DataError, ModelFileError
 from erniekit.terminal import escape_control_characters
@@ -45,7 +46,7 @@ class _MarkedGenerationBlock(GenerationBlock):
         return [mark, *super().parse(parser), mark]
 
 
-def marked_segments(source: str, tokenizer: Tokenizer) -> Callable[[Conversation], list[Segment]]:
+def marked_segments(source: str, tokenizer: Tokenizer, units: UnitText) -> Callable[[Conversation], list[Segment]]:
     """Return a renderer for a template of ours, which marks every answer with `{% generation %}`.
 
     One pass gives the text and its segments, where `JinjaTemplate` has to render a dialogue twice for each answer.
@@ -53,11 +54,12 @@ def marked_segments(source: str, tokenizer: Tokenizer) -> Callable[[Conversation
     template = compile_template(environment(_MarkedGenerationBlock), source)
 
     def render(conversation: Conversation) -> list[Segment]:
-        texts = template.render(messages=messages_of(conversation, tokenizer)).split(_MARK)
+        texts = template.render(messages=messages_of(conversation, tokenizer, units)).split(_MARK)
         trained = [turn.trained for turn in conversation.turns if turn.role == ASSISTANT]
         segments = []
         for number, is_target in enumerate(trained):
-            segments += [Segment(texts[2 * number], False), Segment(texts[2 * number + 1], is_target)]
+            answer = Segment(texts[2 * number + 1], is_target)
+            segments += [Segment(texts[2 * number], False), *split_at_marks(answer)]
         return [*segments, Segment(texts[-1], False)] if texts[-1] else segments
 
     return render
@@ -69,6 +71,7 @@ class JinjaTemplate:
     Args:
         variables: further variables of the template, such as `enable_thinking`.
         request: how transcripts are asked for.
+        speech: how units of speech are written.
 
     Attributes:
         takes_tools, takes_thoughts, takes_audio: whether the template has a place for tools, for `reasoning_content`,
@@ -83,11 +86,16 @@ class JinjaTemplate:
     end_of_turn_target: int | None = None
 
     def __init__(
-        self, tokenizer: Tokenizer, variables: Mapping[str, Any] | None = None, request: Request = DEFAULT_REQUEST
+        self,
+        tokenizer: Tokenizer,
+        variables: Mapping[str, Any] | None = None,
+        request: Request = DEFAULT_REQUEST,
+        speech: Speech = DEFAULT_SPEECH,
     ) -> None:
         assert tokenizer.chat_templates
         self._tokenizer = tokenizer
         self._request = request
+        self._units = UnitText(tokenizer, speech.unit_token)
         self._where = str(tokenizer.template_path)
         self._sources = tokenizer.chat_templates
         self._variables = {**tokenizer.special_tokens, **(variables or {})}
@@ -98,7 +106,7 @@ class JinjaTemplate:
         self.takes_thoughts = any("reasoning_content" in source for source in self._sources.values())
         self.takes_audio = "audio" in self._sources["default"]
         self.variable_names: Set[str] = set().union(*names.values())
-        self.fingerprint = self._fingerprint(variables or {})
+        self.fingerprint = self._fingerprint(variables or {}) + speech.key
         self._end_of_turn, ends = self._find_end_of_turn()
         end_ids = [number for token in ends if (number := tokenizer.token_id(token)) is not None]
         self.stop_token_ids = tuple(dict.fromkeys((*end_ids, tokenizer.eos_id)))
@@ -127,7 +135,7 @@ class JinjaTemplate:
         return self._tool_source if conversation.tools else "default"
 
     def _item(self, conversation: Conversation) -> dict[str, Any]:
-        messages = messages_of(conversation, self._tokenizer)
+        messages = messages_of(conversation, self._tokenizer, self._units)
         offset = len(messages) - len(conversation.turns)
         trained = [False] * offset + [turn.trained for turn in conversation.turns]
         tools = [_guarded(dict(tool), self._tokenizer.plain_text) for tool in conversation.tools] or None
@@ -137,7 +145,7 @@ class JinjaTemplate:
         if "segments" not in reply:
             kind = RewritesTurnsError if "rewrites" in reply else TemplateRefusedError
             return kind(self._message(reply.get("rewrites") or reply["refused"]))
-        segments = [Segment(text, trained) for text, trained in reply["segments"]]
+        segments = [part for text, trained in reply["segments"] for part in split_at_marks(Segment(text, trained))]
         for turn in conversation.turns:
             if turn.trained and turn.thoughts and not self._says(turn.thoughts, segments):
                 return TemplateRefusedError(self._message("it leaves out the `reasoning_content` of a trained answer"))
@@ -159,6 +167,8 @@ class JinjaTemplate:
             )
             if used and not taken
         ]
+        if (refused := refused_units(conversation, self._units)) is not None:
+            return refused
         if lacking:
             return TemplateRefusedError(self._message(f"it has no place for `{lacking[0]}`"))
         if any(turn.clips for turn in conversation.turns if turn.role != USER):
@@ -227,7 +237,7 @@ class JinjaTemplate:
         return control_tokens, [each for each in begun if each]
 
     def _text(self, turns: Sequence[Turn]) -> str:
-        messages = messages_of(Conversation(tuple(turns)), self._tokenizer)
+        messages = messages_of(Conversation(tuple(turns)), self._tokenizer, self._units)
         (reply,) = self._ask("default", [{"messages": messages, "tools": None, "header": False}])
         if "text" not in reply:
             raise TemplateRefusedError(self._message(reply["refused"]))
@@ -255,16 +265,18 @@ _PROBES = [
 # What a template sees of a conversation.
 
 
-def messages_of(conversation: Conversation, tokenizer: Tokenizer) -> list[dict[str, Any]]:
+def messages_of(conversation: Conversation, tokenizer: Tokenizer, units: UnitText) -> list[dict[str, Any]]:
     """Return the messages of a conversation, in whose texts no token arises that only the template may write."""
     plain = tokenizer.plain_text
     system = [{"role": "system", "content": plain(conversation.system)}] if conversation.system else []
-    return system + [_message(turn, tokenizer) for turn in conversation.turns]
+    return system + [_message(turn, tokenizer, units) for turn in conversation.turns]
 
 
-def _message(turn: Turn, tokenizer: Tokenizer) -> dict[str, Any]:
+def _message(turn: Turn, tokenizer: Tokenizer, units: UnitText) -> dict[str, Any]:
     content = tokenizer.answer_text if turn.role == ASSISTANT else tokenizer.plain_text
-    if turn.clips:
+    if turn.units_and_texts:
+        message: dict[str, Any] = {"role": turn.role, "content": content_text(turn, content, units)}
+    elif turn.clips:
         message = {"role": turn.role, "content": [_part(part, content) for part in turn.parts]}
     elif turn.fields is None:
         message = {"role": turn.role, "content": content(turn.content)}

@@ -9,12 +9,13 @@ recording is one placeholder token here, which becomes as many as the encoder ha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from itertools import groupby
 
 from erniekit.data.conversation import ASSISTANT, USER, Conversation, Turn
 from erniekit.data.templates.ernie import RewritesTurnsError, Segment, TemplateRefusedError, rendered_or_refused
-from erniekit.data.templates.transcription import LANGUAGES, Request
+from erniekit.data.templates.speech import UnitText, content_text, split_at_marks
+from erniekit.data.templates.transcription import DEFAULT_SPEECH, LANGUAGES, Request, Speech
 from erniekit.data.tokenizers.files import TEKKEN_FILE
 from erniekit.data.tokenizers.tokenizer import Tokenizer
 from erniekit.errors import DataError, ModelFileError
@@ -34,6 +35,7 @@ class MistralTemplate:
 
     Args:
         request: how transcripts are asked for; Voxtral's request has no words, but it may name the language.
+        speech: how units of speech are written.
 
     Raises:
         ModelFileError: tekken.json has a version whose dialogues this module does not know, or lacks a token of them.
@@ -43,7 +45,7 @@ class MistralTemplate:
     end_of_turn_target: int | None = None
     variable_names: Set[str] = frozenset()
 
-    def __init__(self, tokenizer: Tokenizer, request: Request) -> None:
+    def __init__(self, tokenizer: Tokenizer, request: Request, speech: Speech = DEFAULT_SPEECH) -> None:
         assert tokenizer.tekken_version is not None
         self._version = tokenizer.tekken_version
         if self._version not in VERSIONS:
@@ -54,6 +56,7 @@ class MistralTemplate:
             )
         self._tokenizer = tokenizer
         self._request = request
+        self._units = UnitText(tokenizer, speech.unit_token)
         needed = [BEGIN, END, BEGIN_USER, END_USER]
         needed += [BEGIN_SYSTEM, END_SYSTEM] if self._version >= FIRST_WITH_SYSTEM_TURN else []
         lacking = [token for token in needed if token not in tokenizer.control_tokens]
@@ -63,7 +66,7 @@ class MistralTemplate:
         if request.language and request.language not in LANGUAGES:
             raise DataError(f"asr_language: {_not_two_letters(request.language)}")
         language = f" {request.language}" if request.language else ""
-        self.fingerprint = f"mistral v{self._version}{language}"
+        self.fingerprint = f"mistral v{self._version}{language}{speech.key}"
 
     def render(self, conversation: Conversation) -> list[Segment]:
         self._check(conversation)
@@ -76,8 +79,8 @@ class MistralTemplate:
         groups = [(role, list(turns)) for role, turns in groupby(conversation.turns, key=lambda turn: turn.role)]
         for number, (role, turns) in enumerate(groups):
             if role == ASSISTANT:
-                answer = self._tokenizer.answer_text(turns[0].content.rstrip(" "))
-                segments += [Segment(text, False), Segment(answer + END, turns[0].trained)]
+                answer = self._text(turns[0], self._tokenizer.answer_text).rstrip(" ")
+                segments += [Segment(text, False), *split_at_marks(Segment(answer + END, turns[0].trained))]
                 text = ""
                 continue
             text += BEGIN_USER
@@ -96,6 +99,10 @@ class MistralTemplate:
         """Return the content of user turns; texts of two turns that follow each other have an empty line between."""
         text, follows_text = "", False
         for turn in turns:
+            if turn.units_and_texts:
+                text += (BETWEEN_TURNS if follows_text else "") + self._text(turn, self._tokenizer.plain_text)
+                follows_text = True
+                continue
             next_of_other_turn = follows_text
             for part in turn.parts:
                 follows_text = isinstance(part, str)
@@ -105,6 +112,9 @@ class MistralTemplate:
                     text += BEGIN_AUDIO + AUDIO
                 next_of_other_turn = False
         return text
+
+    def _text(self, turn: Turn, guard: Callable[[str], str]) -> str:
+        return content_text(turn, guard, self._units) if turn.units_and_texts else guard(turn.content)
 
     def _check(self, conversation: Conversation) -> None:
         if conversation.uses_tools or any(turn.thoughts for turn in conversation.turns):

@@ -1,4 +1,4 @@
-"""The request for a transcript: its words where a template has no request of its own, and the language."""
+"""What the user says of speech in dialogues: the request for a transcript, and how units are written."""
 
 from __future__ import annotations
 
@@ -42,3 +42,26 @@ class Request:
 
 
 DEFAULT_REQUEST = Request()
+
+
+@dataclass(frozen=True, slots=True)
+class Speech:
+    """How units of speech stand in dialogues.
+
+    Attributes:
+        unit_token: the text of the token of a unit, with `{}` for its number.
+        correspond_token: between speech and its words, in the spoken-dialogue template.
+        dialogue_template: "model" for that of the model's folder; "spoken", or "usdm" (see `spoken.py`).
+    """
+
+    unit_token: str = "<|unit{}|>"
+    correspond_token: str = "<|correspond|>"
+    dialogue_template: str = "model"
+
+    @property
+    def key(self) -> str:
+        """What a template's fingerprint has of it: nothing, where everything has its default."""
+        return "" if self == DEFAULT_SPEECH else f" {self.dialogue_template} {self.unit_token} {self.correspond_token}"
+
+
+DEFAULT_SPEECH = Speech()

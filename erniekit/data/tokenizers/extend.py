@@ -38,6 +38,7 @@ FORMAT_VERSION = 1  # of the copies; raise it when the same tokens give other fi
 FACTS_FILE = "extension.json"  # written last
 MODEL_CONFIG_FILE = "config.json"  # tells programs the class of a tokenizer that does not name its own
 MOST_NAMED = 5  # tokens in a message
+_NEIGHBOURS = (("a", "a"), ("s", "s"), ("e", "t"), ("t", "e"), ("1", "1"), (".", "."))  # of a word in a text
 _FLAGS = ("lstrip", "normalized", "rstrip", "single_word", "special")
 
 
@@ -139,10 +140,12 @@ class _Plan:
 
 def _refuse_words(tokenizer: Tokenizer, words: Sequence[str]) -> None:
     """Raise ConfigurationError if a word of the vocabulary is not read wherever it is written."""
-    wanted = [tokenizer.token_id(word) for word in words]
-    encoded = tokenizer.encode_batch([f"a{word}a" for word in words])
-    for word, number, ids in zip(words, wanted, encoded, strict=True):
-        if number not in ids:
+    for before, after in _NEIGHBOURS:
+        encoded = tokenizer.encode_batch([before + word + after for word in words])
+        for word, ids in zip(words, encoded, strict=True):
+            number = tokenizer.token_id(word)
+            if number in ids:
+                continue
             raise ConfigurationError(
                 f"added_tokens: {word!r} is a word of the tokenizer's vocabulary already (id {number}), which it does "
                 f"not read within other words\n  Write another text, such as <|{word.strip('<|>')}|>."
@@ -159,7 +162,7 @@ def _refuse_overlaps(new: Iterable[str], structural: Collection[str]) -> None:
         if inside is not None:
             raise ConfigurationError(f"added_tokens: {token!r} holds {inside!r}, a control token of the model")
         if ends is not None:
-            begun = next(text for text in structural if text.startswith(ends))
+            begun = min(text for text in structural if text.startswith(ends))
             raise ConfigurationError(
                 f"added_tokens: {token!r} ends like {begun!r} begins, a control token of the model, which would not be "
                 "found behind it\n  Write another text."
@@ -307,15 +310,18 @@ def _rename(temporary: Path, target: Path) -> None:
 
 
 def declared_ids(folder: Path) -> dict[str, int]:
-    """Return text -> id of the tokens that the tokenizer in `folder` reads in texts; {} if no run has declared any.
+    """Return text -> id, in the order of the ids, of the tokens that the tokenizer in `folder` reads in texts.
 
-    Only the configuration is read, not the vocabulary.
+    There are none if no run has declared any. Only the configuration is read, not the vocabulary.
+
+    Raises:
+        ModelFileError: it is malformed.
     """
     settings = read_json(folder / CONFIG_FILE)
     declared = text_tokens(settings)
     decoder = settings.get("added_tokens_decoder") or {}
     try:
-        ids = {value["content"]: int(number) for number, value in decoder.items()}
+        ids = sorted((int(number), value["content"]) for number, value in decoder.items())
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ModelFileError(f"{folder / CONFIG_FILE}: added_tokens_decoder: {error!r}") from None
-    return {text: ids[text] for text in declared if text in ids}
+    return {text: number for number, text in ids if text in declared}

@@ -22,6 +22,7 @@ from erniekit.model.architectures.parts import ALIGNER, AUDIO, LLM, decoder_line
 from erniekit.model.architectures.plain_decoder import EMBEDDING, POST_NORMS, Shapes
 from erniekit.model.lora.config import LoraSettings, adapter_shapes
 from erniekit.model.quantization.settings import WeightOnly
+from erniekit.model.vocabulary import new_row_shapes
 
 CHUNK_LOGITS = 4 << 20  # head.CHUNK_LOGITS; a test compares the two
 KEPT_SCORES = 4 << 20  # attention.MAX_SAVED_SCORES; likewise
@@ -331,8 +332,9 @@ def _head_values(model: ModelConfig, work: Workload, topology: Topology, pp_stag
     losses = 1 + model.num_nextn_predict_layers  # each keeps its values until backward begins
     if not work.fused_head:
         return losses * work.tokens * vocabulary, work.tokens * vocabulary  # probabilities; logits or their gradient
-    # The gradients of hidden states, and of a trained head, are computed with the loss.
-    trained = head if work.adapters is None and LLM not in work.frozen else 0
+    # The gradients of hidden states, and of a trained head or its rows of new tokens, are computed with the loss.
+    rows, width = next(iter(new_row_shapes(model).values()), (0, 0))
+    trained = rows * width if work.adapters is not None else head if LLM not in work.frozen else 0
     saved = losses * (work.tokens * model.hidden_size + trained)
     return saved, min(max(CHUNK_LOGITS, head // 4), work.tokens * vocabulary)
 

@@ -86,19 +86,22 @@ def merge_rows(values: np.ndarray, rows: np.ndarray, first: int) -> np.ndarray:
 def read_new_rows(folder: Path, file: SafetensorsFile, config: ModelConfig) -> dict[str, np.ndarray]:
     """Read the rows of new tokens, by the name of the weight that they belong to.
 
+    Adapters without new tokens have none; a run may add some to them.
+
     Raises:
         ModelFileError: their ids are not those of the grown model, or a tensor is missing or does not fit.
     """
     path = folder / ADAPTER_CONFIG_FILE
-    _check_ids(path, _token_ids(path), config)
-    if config.vocabulary is None:
+    ids = _token_ids(path)
+    _check_ids(path, ids, config)
+    if config.vocabulary is None or not ids:
         return {}
     return {name: _rows_of(file, name, config.vocabulary, config.hidden_size) for name in vocabulary_weights(config)}
 
 
 def _check_ids(path: Path, ids: Sequence[int], config: ModelConfig) -> None:
     wanted = config.vocabulary.ids if config.vocabulary else range(0)
-    if list(ids) == list(wanted):
+    if not ids or list(ids) == list(wanted):
         return
     raise ModelFileError(
         f"{path}: the vocabulary grew differently: these adapters have {_in_words(ids)}, this run asks for "
@@ -108,7 +111,9 @@ def _check_ids(path: Path, ids: Sequence[int], config: ModelConfig) -> None:
 
 
 def _in_words(ids: Sequence[int]) -> str:
-    return f"{len(ids):,} new tokens, ids {ids[0]} to {ids[-1]}" if ids else "no new tokens"
+    if len(ids) < 2:
+        return f"1 new token, id {ids[0]}" if ids else "no new tokens"
+    return f"{len(ids):,} new tokens, ids {ids[0]} to {ids[-1]}"
 
 
 def _rows_of(file: SafetensorsFile, name: str, vocabulary: GrownVocabulary, hidden: int) -> np.ndarray:

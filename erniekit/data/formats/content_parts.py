@@ -1,0 +1,115 @@
+"""Read the content of a message: a text, or a list of parts that hold texts, recordings and units of speech."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from erniekit.data.conversation import Part
+from erniekit.data.formats.problems import MalformedError, describe_value, parse_flag, parse_text, shorten
+from erniekit.data.formats.recordings import AUDIO_PARTS, parse_audio_part
+from erniekit.data.media.clip import ContentClip
+from erniekit.data.units import Units
+
+TEXT_PARTS = ("text", "input_text", "output_text")  # the types of a content part that holds text
+UNITS, TRAIN = "units", "train"
+# What other parts of a content hold, by a word in their type: "image_url", "video", ...
+OTHER_PARTS = {"image": "a vision record", "video": "a video record"}
+MAX_DIGITS = 6  # of a unit's number
+_UNTYPED = (UNITS, "audio", "text")  # fields that tell what a part without a type holds
+
+
+class Content(NamedTuple):
+    """A message's content.
+
+    Attributes:
+        text: the texts of all parts, joined.
+        clips: the recordings between them.
+        parts: see `Turn.units_and_texts`.
+    """
+
+    text: str
+    clips: tuple[ContentClip, ...] = ()
+    parts: tuple[Part, ...] = ()
+
+
+def parse_content_parts(value: object, name: str, *, trains: bool = False) -> Content:
+    """Return the content of a message: a string, OpenAI's list of typed parts, or parts that only have a field of their
+    type: `{"units": [...]}`, `{"audio": path}`, `{"text": "..."}`.
+
+    The texts of parts are joined without anything between them, as templates join them.
+
+    Args:
+        trains: whether a part may have `train`: the message is the assistant's.
+
+    Raises:
+        MalformedError: the value is neither, or a part holds an image or a video.
+    """
+    if not isinstance(value, list):
+        return Content(parse_text(value, name))
+    text, clips, parts = "", [], []
+    for number, part in enumerate(value):
+        place = f"{name}[{number}]"
+        kind = _kind(part)
+        trained = _trained(part, place, trains) if isinstance(part, dict) else True
+        if kind == UNITS:
+            parts.append(Part(Units(parse_units(part[UNITS], f"{place}.{UNITS}")), trained))
+        elif kind in AUDIO_PARTS:
+            clips.append(ContentClip(len(text), parse_audio_part(part, place)))
+            parts.append(Part(None, trained))
+        elif kind in TEXT_PARTS:
+            key = "value" if "text" not in part and "value" in part else "text"  # "value" is LLaMA-Factory's name
+            own = parse_text(part.get(key), f"{place}.{key}")
+            text += own
+            parts.append(Part(own, trained))
+        else:
+            other = next((what for word, what in OTHER_PARTS.items() if word in str(kind)), None)
+            got = shorten(part) if other is None else f"{kind} ({other}; ERNIEKit reads texts and recordings only)"
+            raise MalformedError(place, "a string or parts of type text, audio or units", got)
+    plain = all(part.trained and not isinstance(part.value, Units) for part in parts)
+    return Content(text, tuple(clips), () if plain else _merged(parts))
+
+
+def parse_units(value: object, name: str) -> tuple[int, ...]:
+    """Return the codes of a stretch of speech: a list of numbers from 0, or a text of them.
+
+    Raises:
+        MalformedError: it is neither, or empty.
+    """
+    expected = "units, whole numbers from 0"
+    codes = value.split() if isinstance(value, str) else value
+    if not isinstance(codes, list) or not codes:
+        raise MalformedError(name, expected, describe_value(value))
+    for place, code in enumerate(codes):
+        word = str(code) if isinstance(code, (int, str)) and not isinstance(code, bool) else ""
+        if not (word.isascii() and word.isdecimal() and len(word) <= MAX_DIGITS):
+            raise MalformedError(f"{name}[{place}]", expected, shorten(code))
+    return tuple(map(int, codes))
+
+
+def _kind(part: object) -> str | None:
+    if not isinstance(part, dict):
+        return None
+    kind = part.get("type")
+    if kind is None:
+        kind = next((field for field in _UNTYPED if field in part), None)
+    return kind if kind != UNITS or UNITS in part else None
+
+
+def _trained(part: dict, place: str, trains: bool) -> bool:
+    if TRAIN not in part:
+        return True
+    if not trains:
+        raise MalformedError(f"{place}.{TRAIN}", "`train` in the assistant's messages only", shorten(part[TRAIN]))
+    return parse_flag(part[TRAIN], f"{place}.{TRAIN}")
+
+
+def _merged(parts: list[Part]) -> tuple[Part, ...]:
+    """Return the parts with texts that follow each other joined: no token arises between them that neither writes."""
+    merged: list[Part] = []
+    for part in parts:
+        last = merged[-1] if merged else None
+        if last and isinstance(last.value, str) and isinstance(part.value, str) and last.trained == part.trained:
+            merged[-1] = Part(last.value + part.value, part.trained)
+        elif part.value != "":
+            merged.append(part)
+    return tuple(merged)
