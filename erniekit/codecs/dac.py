@@ -132,9 +132,8 @@ class Dac:
         if not len(sound):
             raise DataError("a recording without samples has no codes")
         hop = self.config.hop_length
-        sound = np.pad(sound, (0, -len(sound) % hop))
         with paddle.no_grad():
-            pieces = pieces_of(paddle.to_tensor(sound).reshape([1, 1, -1]), self._piece * hop)
+            pieces = pieces_of(sound[None], self._piece * hop, multiple=hop)
             codes = [self._quantize(x).numpy() for x in through_in_pieces(self._encoder, pieces, down=hop)]
         return np.concatenate(codes, 1).astype(np.int32)
 
@@ -148,7 +147,7 @@ class Dac:
         if not codes.shape[1]:
             raise DataError("codes without frames have no sound")
         with paddle.no_grad():
-            states = (self._dequantize(piece) for piece in pieces_of(paddle.to_tensor(codes).unsqueeze(0), self._piece))
+            states = (self._dequantize(piece) for piece in pieces_of(codes, self._piece))
             pieces = through_in_pieces(self._decoder, states, up=self.config.hop_length)
             return np.concatenate([piece.numpy()[0, 0] for piece in pieces])
 
