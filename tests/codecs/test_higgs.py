@@ -57,6 +57,17 @@ def test_facts_of_a_codec(tmp_path):
         codec.encode(seeded_sound("any", 118))
 
 
+@every_case
+def test_pieces_of_a_recording_give_what_the_whole_gives(number, tmp_path, monkeypatch):
+    codec, sound = Higgs(tiny(tmp_path, number)), seeded_sound("long", 9011)
+    codes = codec.encode(sound)
+    decoded = codec.decode(codes)
+    for frames in (1, 7):
+        monkeypatch.setattr(codec, "_piece", frames)
+        np.testing.assert_array_equal(codec.encode(sound), codes)
+        np.testing.assert_allclose(codec.decode(codes), decoded, atol=2e-6)
+
+
 def test_fewer_levels_are_the_coarsest(tmp_path):
     folder, sound = tiny(tmp_path), seeded_sound("levels", 3000)
     whole = Higgs(folder)

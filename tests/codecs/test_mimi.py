@@ -50,6 +50,17 @@ def test_facts_of_a_codec(tmp_path):
         assert codes.shape == (4, frames) and codec.decode(codes).shape == (16 * frames,)
 
 
+@every_case
+def test_pieces_of_a_recording_give_what_the_whole_gives(number, tmp_path, monkeypatch):
+    codec, sound = Mimi(tiny(tmp_path, number)), seeded_sound("long", 611)
+    codes = codec.encode(sound)
+    decoded = codec.decode(codes)
+    for frames in (1, 7):
+        monkeypatch.setattr(codec, "_piece", frames)
+        np.testing.assert_array_equal(codec.encode(sound), codes)
+        np.testing.assert_allclose(codec.decode(codes), decoded, atol=2e-6)
+
+
 def test_fewer_levels_are_the_coarsest(tmp_path):
     folder, sound = tiny(tmp_path), seeded_sound("levels", 333)
     whole = Mimi(folder)
