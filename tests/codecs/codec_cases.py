@@ -1,9 +1,17 @@
-"""Tiny neural codecs that ours are compared with: EnCodec and DAC."""
+"""Tiny neural codecs that ours are compared with: EnCodec and DAC. Imports nothing of the package."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+from safetensors.numpy import save_file
+
+from tests.codecs.seeded_folders import seeded_sound, seeded_tensor
+
+RECORDED = Path(__file__).parent / "recorded/encodec_dac.npz"
 TINY_ENCODEC: dict[str, Any] = {
     "target_bandwidths": [1.5, 3.0, 6.0],
     "hidden_size": 10,
@@ -57,3 +65,29 @@ DAC_CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("even ratios, as at 44.1 kHz", {"downsampling_ratios": [2, 4, 8], "codebook_dim": 8}),
 )
 DAC_LENGTHS = (1, 7, 39, 40, 41, 641, 997, 4003)
+TINY = {"encodec": TINY_ENCODEC, "dac": TINY_DAC}
+CASES = {"encodec": ENCODEC_CASES, "dac": DAC_CASES}
+RECORDED_LENGTH = 1021  # samples of the recorded sound
+
+
+def case_sound(name: str, channels: int = 1, samples: int = RECORDED_LENGTH) -> np.ndarray:
+    """Return float32 [channels, samples]."""
+    return np.stack([seeded_sound(f"{name} {samples} {channel}", samples) for channel in range(channels)])
+
+
+def codec_tensor(name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Return the seeded weights of a tiny codec; what DAC adds to its states is small, or sound is all -1 and 1."""
+    values = seeded_tensor(name, shape)
+    return values * np.float32(0.1) if ".res_unit" in name and ".conv2." in name else values
+
+
+def write_codec(folder: Path, model_type: str, number: int, **changes: Any) -> Path:
+    """Write the folder of a case of CASES[model_type], with the weights that transformers would save."""
+    _, case = CASES[model_type][number]
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {"model_type": model_type, **TINY[model_type], **case, **changes}
+    (folder / "config.json").write_text(json.dumps(config))
+    with np.load(RECORDED) as recorded:
+        shapes = json.loads(bytes(recorded[f"{model_type}/{number}/shapes"]))
+    save_file({name: codec_tensor(name, tuple(shape)) for name, shape in shapes.items()}, folder / "model.safetensors")
+    return folder
