@@ -36,6 +36,8 @@ from erniekit.json_files import read_json_object
 
 MODEL_TYPE = "higgs_audio_v2_tokenizer"
 PIECE_SECONDS = 4  # of sound that go through the acoustic convolutions at once
+# What training needed: a second decoder, and more of the quantizer, which may have levels that are not used, too.
+_UNUSED = r"(quantizer|decoder_semantic|fc1)\..*|semantic_model\.masked_spec_embed"
 SEMANTIC_PADDING = 160  # samples of silence on either side of what the speech model gets
 
 
@@ -180,6 +182,7 @@ class Higgs:
             config.dac_hidden_size,
             whole_frames=True,
         )
+        weights.refuse_others(_UNUSED)
         facts = [asdict(config), self.levels, weights.digest]
         self.fingerprint = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 

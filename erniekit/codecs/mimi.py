@@ -33,6 +33,7 @@ from erniekit.json_files import read_json_object
 
 MODEL_TYPE = "mimi"
 PIECE_SECONDS = 4  # of sound that go through the convolutions at once
+_UNUSED = r"quantizer\..*"  # levels that are not used, and what is left of training
 USAGE_EPSILON = 1e-5  # the least that the sum of an entry's vectors is divided by
 SEMANTIC, ACOUSTIC = (f"quantizer.{kind}_residual_vector_quantizer" for kind in ("semantic", "acoustic"))
 
@@ -188,6 +189,7 @@ class Mimi:
         self._upsample = parts.resample("upsample")
         self._decoder_transformer = parts.transformer("decoder_transformer")
         self._decoder = parts.decoder()
+        parts.weights.refuse_others(_UNUSED)
         facts = [asdict(config), self.levels, parts.weights.digest]
         self.fingerprint = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 

@@ -15,6 +15,7 @@ CODECS: dict[str, tuple[str, str]] = {
     "encodec": ("erniekit.codecs.encodec", "Encodec"),
     "dac": ("erniekit.codecs.dac", "Dac"),
     "mimi": ("erniekit.codecs.mimi", "Mimi"),
+    "higgs_audio_v2_tokenizer": ("erniekit.codecs.higgs", "Higgs"),
 }
 
 

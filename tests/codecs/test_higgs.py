@@ -123,6 +123,7 @@ def test_codes_that_are_none_are_refused(codes, message, tmp_path):
         ({"target_bandwidths": [0.01]}, "target_bandwidths: 0.01 kbit/s are less than a level"),
         ({"acoustic_model_config": {"decoder_hidden_size": 40}}, "upsampling_ratios cannot halve decoder_hidden_size"),
         ({"target_bandwidths": [0.7]}, r"lack quantizer.quantizers.4.project_in.weight"),
+        ({"semantic_model_config": {"num_hidden_layers": 1}}, r"no place for.*\s+semantic_model.encoder.layers.1"),
         ({"codebook_dim": 7}, r"project_in.weight has shape \[6, 22\]; config.json asks for \[7, 22\]"),
     ],
 )

@@ -136,6 +136,7 @@ def test_sound_that_is_none_is_refused(tmp_path):
         ({"frame_rate": 12.5}, r"frame_rate: 12.5 is not half of 100"),
         ({"rope_scaling": {"type": "linear", "factor": 2}}, "scaled rotary positions"),
         ({"num_quantizers": 5}, r"lack quantizer.acoustic_residual_vector_quantizer.layers.3.codebook.cluster_usage"),
+        ({"num_hidden_layers": 1}, r"no place for.*\s+decoder_transformer.layers.1"),
         ({"num_hidden_layers": 10**12}, r"lack encoder_transformer.layers.2.self_attn.q_proj.weight"),
         ({"num_filters": 6}, r"encoder.layers.0.conv.weight has shape \[4, 1, 7\]; config.json asks for \[6, 1, 7\]"),
     ],
