@@ -24,6 +24,8 @@ from erniekit.data.templates.ernie import Template, chat_template
 from erniekit.data.templates.transcription import DEFAULT_REQUEST, DEFAULT_SPEECH, Request, Speech
 from erniekit.data.tokenizers.files import TOKENIZER_FILES, needs_paddlenlp
 from erniekit.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
+from erniekit.data.unit_tokens import unit_tokens
+from erniekit.data.units import ALIGNED_UNITS
 from erniekit.environment import available_memory, is_importable
 from erniekit.errors import ConfigurationError, ModelFileError
 from erniekit.hub.cache import HUBS, chosen_hub, find_local_folder, hub_hint, missing_files
@@ -202,6 +204,17 @@ def check_tokenizer(
     )
     if model_config is not None:
         check_vocabulary(model_config, tokenizer)
+
+
+def check_unit_tokens(config: Config, folder: Path) -> None:
+    """Raise ConfigurationError if records of aligned units are to be read and the tokenizer of a folder has no units.
+
+    A vocabulary that only paddlenlp reads is not opened, because that imports Paddle.
+    """
+    kinds = {*config.training.train_dataset_type, *config.evaluation.eval_dataset_type}
+    if ALIGNED_UNITS in kinds and not needs_paddlenlp(folder):
+        section = config.units
+        unit_tokens(load_tokenizer(folder), section.unit_token, section.continue_token, section.correspond_token)
 
 
 def tokenizer_folder(folder: Path, adapters: Path | None) -> Path:
@@ -415,7 +428,7 @@ def dense_mask_size(config: Config, training: Dataset | None = None, evaluation:
     budget = config.acceleration.batch_tokens  # rows x length <= budget, so the longest rows make the largest mask
 
     def mask_bytes(dataset: Dataset, rows: int) -> int:
-        longest = dataset.lengths.sum() if config.acceleration.packing else dataset.lengths.max()
+        longest = dataset.longest.sum() if config.acceleration.packing else dataset.longest.max()
         length = min(config.training.max_seq_len, int(longest))
         return 4 * (max(1, budget // length) if budget else rows) * length**2
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -20,6 +20,7 @@ from erniekit.data.dataset import Dataset, open_dataset, open_packed_dataset
 from erniekit.data.eval_sampler import EvaluationPlan
 from erniekit.data.formats.preference import preference_kind
 from erniekit.data.formats.registry import FORMATS, recognise
+from erniekit.data.interleave import Interleaving
 from erniekit.data.loader import (
     ArrayMessage,
     deserialize_batches,
@@ -33,6 +34,8 @@ from erniekit.data.sampler import BatchSource, StepPlan, local_batches
 from erniekit.data.split import Split
 from erniekit.data.templates.ernie import Template
 from erniekit.data.tokenizers.tokenizer import Tokenizer
+from erniekit.data.unit_tokens import unit_tokens
+from erniekit.data.units import ALIGNED_UNITS
 from erniekit.distributed.topology import MODEL_AXES, Topology
 from erniekit.hub.download import model_folder
 from erniekit.json_files import read_json_object
@@ -172,7 +175,34 @@ def _dataset(config: Config, tokenizer: Tokenizer, template: Template | None, so
         template,
         cache_dir=cache_folder(config),
         audio=audio_of_model(config),
+        interleaving=interleaving_of(config, tokenizer) if reads_aligned_units(sources) else None,
         **sample_limits(config),
+    )
+
+
+def reads_aligned_units(sources: Sequence[Source]) -> bool:
+    """Return whether speech and text are to be interleaved."""
+    return any(source.kind == ALIGNED_UNITS for source in sources)
+
+
+def interleaving_of(config: Config, tokenizer: Tokenizer) -> Interleaving:
+    """Return how records of aligned units become samples.
+
+    Raises:
+        ConfigurationError: the tokenizer has no tokens of units.
+    """
+    section = config.units
+    return Interleaving(
+        unit_tokens(tokenizer, section.unit_token, section.continue_token, section.correspond_token),
+        units_per_second=section.units_per_second,
+        segment_units=section.units_per_second * section.interleave_segment_seconds,
+        text_probability=section.interleave_text_probability,
+        correspond_probability=section.interleave_correspond_probability,
+        seed=config.training.seed,
+        bos_id=tokenizer.bos_id,
+        eos_id=tokenizer.eos_id,
+        max_seq_len=config.training.max_seq_len,
+        truncates=config.sft.over_length_policy == "truncate_turns",
     )
 
 
@@ -333,10 +363,11 @@ def plan_run_data(config: Config, local: LocalData, mesh: Mesh) -> RunData:
 def count_steps(config: Config, plan: StepPlan, *, note: bool = True) -> int:
     """Return the exact number of steps of the run; with `note`, cache it for `erniekit validate`.
 
-    It is not cached where the model listens: the steps depend on their lengths, which only reading them tells.
+    It is not cached where the model listens, nor where samples differ from epoch to epoch: the steps depend on their
+    lengths, which only reading recordings and alignments tells.
     """
     steps = plan.total_steps(config.training.max_steps, config.training.num_train_epochs)
-    if note and plan.dataset.audio is None:
+    if note and plan.dataset.audio is None and not plan.dataset.varies:
         cache_step_count(config, steps, dp_world_size=plan.dp_world_size)
     return steps
 

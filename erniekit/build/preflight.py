@@ -22,6 +22,7 @@ from erniekit.build.checks import (
     check_shard_paths,
     check_tokenizer,
     check_trackers,
+    check_unit_tokens,
     check_weights,
     local_weights,
     read_generation_config,
@@ -175,6 +176,8 @@ def _check_tokenizer(config: Config, found: Findings, folder: Path, model: Model
     request, speech = transcription_request(config), speech_of(config)
     how = {"with_template": with_template, "variables": variables, "request": request, "speech": speech}
     found.attempt(check_tokenizer, folder, model, **how)
+    if config.verb not in ANSWERING:
+        found.attempt(check_unit_tokens, config, folder)
     return model
 
 

@@ -7,10 +7,12 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import cached_property, partial
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
+from erniekit.data.alignment_facts import ALIGNMENTS, AlignmentFiles, alignments_unchanged
 from erniekit.data.conversation import Source, check_probabilities
 from erniekit.data.dataset_report import DatasetReport, SourceReport, describe_skipped, length_percentiles
 from erniekit.data.encode import MIN_SCORE_DIFFERENCE
@@ -20,6 +22,7 @@ from erniekit.data.formats.problems import ProblemList, RecordProblem, SkippedRe
 from erniekit.data.formats.registry import FORMATS, PAIR_KINDS
 from erniekit.data.formats.table import hub_files, is_hub_dataset
 from erniekit.data.formats.unused_fields import UnusedField, UnusedFields
+from erniekit.data.interleave import InterleavedSource, Interleaving
 from erniekit.data.media.clip import AudioInputs
 from erniekit.data.packed import DataFingerprint, PackedIndex, open_packed
 from erniekit.data.recording_facts import RecordingFacts, audio_counts, recordings_unchanged, sound_digest
@@ -27,11 +30,13 @@ from erniekit.data.templates.ernie import IGNORE_INDEX, Sample, Template
 from erniekit.data.token_cache import FORMAT_VERSION, MANIFEST, Metadata, TokenArrays, TokenWriter, open_or_build
 from erniekit.data.tokenize import RecordCounts, TokenizationSettings, tokenise
 from erniekit.data.tokenizers.tokenizer import Tokenizer
+from erniekit.data.units import ALIGNED_UNITS
 from erniekit.errors import DataError
 
 # Increase when the same records of a kind give other samples: then runs are not resumed and caches not used.
 SAMPLES_VERSIONS = {"messages": 4, "alpaca": 2, "messages preferences": 2, "alpaca preferences": 2}  # 1 for all others
 SKIPPED_FILE = "skipped.txt"
+WORDS_DIGEST = "words"  # of the metadata of aligned units: what their words and tokens are, wherever they lie
 
 
 class Dataset:
@@ -41,7 +46,7 @@ class Dataset:
 
     Attributes:
         sources: as given, including those of probability 0, which have no samples.
-        lengths: int32[n], positions of each sample.
+        lengths: int32[n], positions of each sample; of those that differ from epoch to epoch, in epoch 0.
         source_of: int16[n], index into `sources`.
         pad_id: the token id that fills up rows.
         pairs: whether each sample is a prompt with two answers.
@@ -62,8 +67,10 @@ class Dataset:
         pairs: bool = False,
         packed: PackedIndex | None = None,
         audio: AudioInputs | None = None,
+        interleaving: Interleaving | None = None,
     ) -> None:
         self.audio = audio
+        self.interleaving = interleaving
         self.sources = tuple(sources)
         self.pad_id = pad_id
         self.pairs = pairs
@@ -72,8 +79,13 @@ class Dataset:
         self.source_arrays = tuple(arrays)
         counts = [len(tokens.lines) for tokens in arrays]
         self._first = [0, *np.cumsum(counts).tolist()]  # first sample of each source
-        self.lengths = np.concatenate([np.diff(tokens.offsets).astype(np.int32) for tokens in arrays])
+        self._lengths = np.concatenate([np.diff(tokens.offsets).astype(np.int32) for tokens in arrays])
         self.source_of = np.repeat(np.arange(len(counts), dtype=np.int16), counts)
+        self._interleaved = {
+            number: InterleavedSource(tokens, interleaving, number)
+            for number, (source, tokens) in enumerate(zip(self.sources, arrays, strict=True))
+            if source.kind == ALIGNED_UNITS and interleaving is not None
+        }
 
     def __len__(self) -> int:
         return self._first[-1]
@@ -82,10 +94,46 @@ class Dataset:
     def probabilities(self) -> list[float]:
         return [source.probability for source in self.sources]
 
-    def sample(self, index: int) -> Sample:
-        """Return the tokens and labels of a sample: views of the mapped files, not copies."""
+    @property
+    def varies(self) -> bool:
+        """Whether samples differ from epoch to epoch."""
+        return bool(self._interleaved)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return self.lengths_in(0)
+
+    def lengths_in(self, epoch: int) -> np.ndarray:
+        """Return the positions of each sample in an epoch: int32[n]; 0 for one that is left out of it."""
+        if not self.varies:
+            return self._lengths
+        lengths = self._lengths.copy()
+        for number, source in self._interleaved.items():
+            lengths[self._first[number] : self._first[number + 1]] = source.lengths(epoch).positions
+        return lengths
+
+    @cached_property
+    def longest(self) -> np.ndarray:
+        """int32[n], the positions that each sample has at most in any epoch."""
+        lengths = self._lengths.copy()
+        for number, source in self._interleaved.items():
+            lengths[self._first[number] : self._first[number + 1]] = source.longest
+        return lengths
+
+    def too_long_in(self, epoch: int) -> tuple[int, int]:
+        """Return how many samples are too long in an epoch and left out of it, and how many lose segments in it."""
+        found = [source.lengths(epoch) for source in self._interleaved.values()]
+        return sum(lengths.left_out for lengths in found), sum(lengths.shortened for lengths in found)
+
+    def sample(self, index: int, epoch: int = 0) -> Sample:
+        """Return the tokens and labels of a sample: views of the mapped files, not copies.
+
+        Args:
+            epoch: in which a sample that differs from epoch to epoch is wanted.
+        """
         tokens, offset = self._locate(index)
-        return tokens.sample(offset)
+        interleaved = self._interleaved.get(int(self.source_of[index]))
+        return tokens.sample(offset) if interleaved is None else interleaved.sample(offset, epoch)
 
     def location(self, index: int) -> str:
         """Return the origin of a sample, as "file.jsonl:17"."""
@@ -102,26 +150,34 @@ class Dataset:
 
     @cached_property
     def report(self) -> DatasetReport:
-        total = sum(self.probabilities)
+        total, lengths = sum(self.probabilities), self.lengths
+        own_lengths = [lengths[start:end] for start, end in pairwise(self._first)]
         return DatasetReport(
             tuple(
                 SourceReport(
                     path=str(source.path),
                     kind=source.kind,
                     probability=source.probability / total,
-                    **tokens.metadata["counts"],
+                    **self._counts(number),
                     unused_fields=tuple(UnusedField(*field) for field in tokens.metadata["unused_fields"]),
                     first_skipped=tuple((line, problem) for line, problem in tokens.metadata.get("skipped", ())),
                     skipped_file=tokens.metadata.get("skipped_file", ""),
                     samples=len(tokens.lines),
-                    tokens=int(tokens.offsets[-1]),
-                    lengths=length_percentiles(np.diff(tokens.offsets)),
+                    tokens=int(own_lengths[number].sum(dtype=np.int64)),
+                    lengths=length_percentiles(own_lengths[number]),
                     audio=audio_counts(tokens.metadata),
                     part="" if source.split is None else str(source.split),
                 )
-                for source, tokens in zip(self.sources, self.source_arrays, strict=True)
+                for number, (source, tokens) in enumerate(zip(self.sources, self.source_arrays, strict=True))
             )
         )
+
+    def _counts(self, number: int) -> dict[str, int]:
+        """Return the counts of a source; of one that is interleaved, every token of epoch 0 is a target."""
+        counts: dict[str, int] = self.source_arrays[number].metadata["counts"]
+        if number not in self._interleaved:
+            return counts
+        return {**counts, "targets": int(self._interleaved[number].lengths(0).positions.sum(dtype=np.int64))}
 
     def _locate(self, index: int) -> tuple[TokenArrays, int]:
         if not 0 <= index < len(self):
@@ -143,6 +199,7 @@ def open_dataset(
     on_bad_record: str = "stop",
     split_multi_turn: bool | None = None,
     audio: AudioInputs | None = None,
+    interleaving: Interleaving | None = None,
 ) -> Dataset:
     """Open the tokenised samples of all sources; tokenise what is not in the cache, one block at a time.
 
@@ -160,6 +217,7 @@ def open_dataset(
             (an empty answer, a pair of equal answers) are always skipped.
         split_multi_turn: see templates.samples.render_samples.
         audio: what the model's audio encoder takes; None: it has none, and records with recordings are problems.
+        interleaving: how sources of aligned units become samples; None: there is none.
 
     Raises:
         DataError: a record of any source is malformed (the first 20 are shown, all are counted), probabilities
@@ -176,6 +234,7 @@ def open_dataset(
         on_bad_record=on_bad_record,
         split_multi_turn=split_multi_turn,
         audio=audio,
+        interleaving=interleaving,
     )
     problems = ProblemList()
     arrays = []
@@ -199,17 +258,26 @@ def open_dataset(
         name = f"{key}-{FORMAT_VERSION}{_place(source, settings)}{'-skip' if settings.skips_bad_records else ''}"
         folder = Path(cache_dir) / name
         try:
-            tokens = open_or_build(folder, _builder(source, settings, problems), partial(_is_current, settings))
+            is_current = partial(_is_current, settings, folder)
+            tokens = open_or_build(folder, _builder(source, settings, problems), is_current)
         except _SourceSkippedError:
             continue
         fingerprint.update(sound_digest(tokens.metadata).encode())
+        if source.kind == ALIGNED_UNITS and interleaving is not None:
+            fingerprint.update(repr((tokens.metadata[WORDS_DIGEST], interleaving.fingerprint)).encode())
         if tokens.metadata.get("skipped"):
             tokens.metadata["skipped_file"] = str(folder / SKIPPED_FILE)
         arrays.append(tokens)
     problems.raise_if_any()
     pairs = any(source.kind in PAIR_KINDS for source in sources)
     dataset = Dataset(
-        sources, arrays, pad_id=tokenizer.pad_id, fingerprint=fingerprint.hexdigest(), pairs=pairs, audio=audio
+        sources,
+        arrays,
+        pad_id=tokenizer.pad_id,
+        fingerprint=fingerprint.hexdigest(),
+        pairs=pairs,
+        audio=audio,
+        interleaving=interleaving,
     )
     _check_split(dataset)
     for report in dataset.report.sources:
@@ -283,19 +351,25 @@ def _builder(
         skipped = SkippedRecords(writer.folder / SKIPPED_FILE)
         recordings = RecordingFacts(settings.audio.sampling_rate if settings.audio else 1)
         own_problems = SourceProblems(problems, skipped, settings.skips_bad_records)
+        alignments, words = AlignmentFiles(), hashlib.blake2b(digest_size=8)
         try:
-            for samples, lines in tokenise(source, settings, counts, unused, own_problems):
+            for samples, lines in tokenise(source, settings, counts, unused, own_problems, files=alignments):
                 if problems.total == problems_before:  # after a problem, only look for further problems
                     writer.append(samples, lines)
                     targets += sum(int(np.count_nonzero(sample.labels != IGNORE_INDEX)) for sample in samples)
                     recordings.add([clip for sample in samples for clip in sample.clips])
+                    for sample in samples:
+                        if sample.words is not None:
+                            words.update(sample.words.tobytes() + sample.input_ids.tobytes())
         finally:
             skipped.close()
         if problems.total > problems_before:
             raise _SourceSkippedError
         counts.skipped = skipped.count
         metadata = _build_metadata(counts, targets, unused.found())
-        return {**metadata, "skipped": skipped.first, **recordings.metadata()}
+        aligned = {WORDS_DIGEST: words.hexdigest()} if source.kind == ALIGNED_UNITS else {}
+        own = {**recordings.metadata(), **alignments.write(writer.folder), **aligned}
+        return {**metadata, "skipped": skipped.first, **own}
 
     return build
 
@@ -320,17 +394,20 @@ def _cache_key(source: Source, settings: TokenizationSettings) -> str:
 def _place(source: Source, settings: TokenizationSettings) -> str:
     """Return what the name of a cache folder says of where the recordings lie, which are stored by their paths; ""
     where the model reads none. Not of the samples: a run may go on with the same data in another place."""
-    if settings.audio is None:
+    if settings.audio is None and source.kind != ALIGNED_UNITS:  # whose words may lie in other files
         return ""
     in_cache = is_hub_dataset(source.path) and not source.media_dir  # of the hub's client
     folders = () if in_cache else media_folders(source.path, source.media_dir)
     return "-" + hashlib.blake2b(repr(folders).encode(), digest_size=4).hexdigest()
 
 
-def _is_current(settings: TokenizationSettings, arrays: TokenArrays) -> bool:
-    """Return whether the recordings are as they were. Those of skipped records are not known: look again."""
-    may_have_been_mended = settings.audio and settings.skips_bad_records and arrays.metadata.get("skipped")
-    return not may_have_been_mended and recordings_unchanged(arrays)
+def _is_current(settings: TokenizationSettings, folder: Path, arrays: TokenArrays) -> bool:
+    """Return whether the recordings and alignments are as they were. Those of skipped records are not known: look
+    again."""
+    reads_files = settings.audio or ALIGNMENTS in arrays.metadata
+    if reads_files and settings.skips_bad_records and arrays.metadata.get("skipped"):
+        return False
+    return recordings_unchanged(arrays) and alignments_unchanged(folder, arrays.metadata)
 
 
 def _check_split(dataset: Dataset) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from erniekit.data.aligned_samples import encode_aligned_units
 from erniekit.data.conversation import Conversation, PlainText, Preference, Source
 from erniekit.data.formats.problems import Effect, MalformedError, RecordProblem, SourceProblems
 from erniekit.data.formats.registry import PAIR_KINDS
@@ -25,6 +26,7 @@ from erniekit.data.templates.ernie import (
 )
 from erniekit.data.templates.samples import render_samples
 from erniekit.data.tokenizers.breaks import BREAK
+from erniekit.data.units import ALIGNED_UNITS
 
 if TYPE_CHECKING:
     from erniekit.data.tokenize import NumberedRecord, RecordCounts, TokenizationSettings
@@ -50,6 +52,8 @@ def encoder_of(kind: str) -> BlockEncoder:
         return _encode_texts
     if kind == TOKEN_IDS:
         return encode_token_ids
+    if kind == ALIGNED_UNITS:
+        return encode_aligned_units
     return _encode_preferences if kind in PAIR_KINDS else _encode_conversations
 
 

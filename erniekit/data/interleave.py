@@ -20,7 +20,7 @@ alone is the one drawn with all others.
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from functools import cached_property
 from statistics import NormalDist
 from typing import NamedTuple, cast
@@ -48,6 +48,9 @@ class Interleaving:
         segment_units: the units of a segment, about which segments have; at least 1.
         text_probability, correspond_probability: see the module.
         seed: of the draws.
+        bos_id, eos_id: of the tokens around the segments; the first may be None: the model has no such token.
+        max_seq_len: the longest sample, in positions.
+        truncates: whether a sample that is longer loses its oldest segments; otherwise it is left out of the epoch.
     """
 
     tokens: UnitTokens
@@ -56,25 +59,31 @@ class Interleaving:
     text_probability: float
     correspond_probability: float
     seed: int
-
-    @property
-    def fingerprint(self) -> tuple:
-        """What determines the samples of an epoch, beside the records and the tokenizer."""
-        return INTERLEAVE_VERSION, self.segment_units, self.text_probability, self.correspond_probability, self.seed
-
-
-class SampleEnds(NamedTuple):
-    """What stands around the segments of a sample, and how long it may be.
-
-    Attributes:
-        bos_id: None: the model has no such token.
-        truncates: whether a sample that is longer than `max_seq_len` loses its oldest segments, else it is left out.
-    """
-
     bos_id: int | None
     eos_id: int
     max_seq_len: int
     truncates: bool
+
+    @property
+    def fingerprint(self) -> tuple:
+        """What determines the samples of an epoch, beside what the token cache holds."""
+        marks = self.tokens.continue_id, self.tokens.correspond_id
+        draws = self.segment_units, self.text_probability, self.correspond_probability, self.seed
+        return INTERLEAVE_VERSION, *marks, *draws
+
+    def stored(self) -> list:
+        """Return it as JSON, without the ids of units: who is sent only the lengths of samples needs none."""
+        return [list(astuple(replace(self.tokens, ids=()))), *astuple(self)[1:]]
+
+    @classmethod
+    def of(cls, stored: list) -> Interleaving:
+        """Return what `stored` gave."""
+        return cls(UnitTokens(tuple(stored[0][0]), *stored[0][1:]), *stored[1:])
+
+    def key(self, over_length: str) -> tuple:
+        """Return what determines what the token cache holds; segments only decide which record is too long."""
+        judged_by = (self.segment_units,) if over_length == "error" else ()
+        return self.tokens.unit_token, self.units_per_second, *judged_by
 
 
 class EpochLengths(NamedTuple):
@@ -125,8 +134,10 @@ class InterleavedSource:
         number: of the source, which makes its stream of draws.
     """
 
-    def __init__(self, arrays: TokenArrays, settings: Interleaving, ends: SampleEnds, number: int) -> None:
-        self._arrays, self._settings, self._ends, self._number = arrays, settings, ends, number
+    def __init__(self, arrays: TokenArrays, settings: Interleaving, number: int) -> None:
+        self._arrays, self._settings, self._number = arrays, settings, number
+        self._words = arrays.words.reshape(-1, 3)
+        self._offsets = arrays.word_offsets // 3
         self._epochs: OrderedDict[int, EpochLengths] = OrderedDict()
 
     def lengths(self, epoch: int) -> EpochLengths:
@@ -142,7 +153,7 @@ class InterleavedSource:
     def sample(self, index: int, epoch: int) -> Sample:
         """Return a sample as it is in an epoch; it has no position if it is left out."""
         words, segments = self._segments(index, index + 1, epoch)
-        kept = _first_kept(segments, 1, self._ends)[0]
+        kept = _first_kept(segments, 1, self._settings)[0]
         stored = self._arrays.sample(index).input_ids
         if kept == len(segments.sample):
             return Sample(stored[:0], stored[:0])
@@ -152,36 +163,36 @@ class InterleavedSource:
     @cached_property
     def longest(self) -> np.ndarray:
         """int64[n], the positions that each sample has at most in any epoch."""
-        offsets, words = self._arrays.word_offsets, self._arrays.words
+        offsets, words = self._offsets, self._words
         ends = words[offsets[1:] - 1, 0].astype(np.int64)
         texts = np.add.reduceat(np.maximum(words[:, 1], words[:, 2]), offsets[:-1], dtype=np.int64)
         parts = np.minimum(segment_counts(ends, self._settings.segment_units), np.diff(offsets))
-        longest = longest_sample(ends, texts, parts, self._ends.bos_id is not None)
-        return np.minimum(longest, self._ends.max_seq_len)
+        longest = longest_sample(ends, texts, parts, self._settings.bos_id is not None)
+        return np.minimum(longest, self._settings.max_seq_len)
 
     @cached_property
     def _first_draws(self) -> np.ndarray:
         """int64[n + 1], where the draws of each sample begin in the stream of an epoch."""
-        ends = self._arrays.words[self._arrays.word_offsets[1:] - 1, 0].astype(np.int64)
+        ends = self._words[self._offsets[1:] - 1, 0].astype(np.int64)
         return np.concatenate(([0], np.cumsum(3 * segment_counts(ends, self._settings.segment_units) - 1)))
 
     def _draw_lengths(self, epoch: int) -> EpochLengths:
-        offsets = self._arrays.word_offsets
+        offsets = self._offsets
         count = len(offsets) - 1
         positions = np.zeros(count, np.int32)
         shortened = start = 0
         while start < count:
             stop = max(start + 1, int(np.searchsorted(offsets, offsets[start] + BLOCK_WORDS, side="right")) - 1)
             _, segments = self._segments(start, stop, epoch)
-            positions[start:stop], cut = _positions(segments, stop - start, self._ends)
+            positions[start:stop], cut = _positions(segments, stop - start, self._settings)
             shortened += cut
             start = stop
         return EpochLengths(positions, int(np.count_nonzero(positions == 0)), shortened)
 
     def _segments(self, start: int, stop: int, epoch: int) -> tuple[np.ndarray, Segments]:
         """Return the words of samples start <= i < stop, and their segments in an epoch."""
-        offsets = np.asarray(self._arrays.word_offsets[start : stop + 1])
-        words = np.asarray(self._arrays.words[offsets[0] : offsets[-1]], np.int64)
+        offsets = self._offsets[start : stop + 1]
+        words = np.asarray(self._words[offsets[0] : offsets[-1]], np.int64)
         first, last = int(self._first_draws[start]), int(self._first_draws[stop])
         rng = generator(Purpose.SEGMENTS, self._settings.seed, epoch, self._number)
         cast(np.random.PCG64, rng.bit_generator).advance(first)
@@ -192,7 +203,7 @@ class InterleavedSource:
         marks = self._settings.tokens
         behind = np.concatenate(([0], np.cumsum(words[:, 1]))) + words[-1, 0]
         alone = np.concatenate(([0], np.cumsum(words[:, 2]))) + behind[-1]
-        pieces = [] if self._ends.bos_id is None else [np.array([self._ends.bos_id], np.int32)]
+        pieces = [] if self._settings.bos_id is None else [np.array([self._settings.bos_id], np.int32)]
         for number in range(kept, len(segments.sample)):
             first, stop = segments.first[number], segments.stop[number]
             units = [stored[segments.begin[number] : segments.end[number]]]
@@ -203,7 +214,7 @@ class InterleavedSource:
             pieces += this
             if segments.corresponds[number]:
                 pieces += [np.array([marks.correspond_id], np.int32), *other]
-        return [*pieces, np.array([self._ends.eos_id], np.int32)]
+        return [*pieces, np.array([self._settings.eos_id], np.int32)]
 
 
 def segment_counts(num_units: np.ndarray, segment_units: float) -> np.ndarray:
@@ -279,28 +290,28 @@ def draw_segments(words: np.ndarray, offsets: np.ndarray, uniform: np.ndarray, s
     return Segments(sample, first, stop, begin, end, is_text, corresponds, continues, tokens)
 
 
-def _first_kept(segments: Segments, count: int, ends: SampleEnds) -> np.ndarray:
+def _first_kept(segments: Segments, count: int, settings: Interleaving) -> np.ndarray:
     """Return for each of `count` samples the segment that it begins with; that behind its last one leaves it out."""
     first = np.searchsorted(segments.sample, np.arange(count), side="left")
     after = np.append(first[1:], len(segments.sample))
-    fits = (_positions_from(segments, ends) <= ends.max_seq_len).astype(np.int64)
-    if ends.truncates:  # the fewer segments, the shorter
+    fits = (_positions_from(segments, settings) <= settings.max_seq_len).astype(np.int64)
+    if settings.truncates:  # the fewer segments, the shorter
         return after - np.add.reduceat(fits, first)
     return np.where(fits[first], first, after)
 
 
-def _positions_from(segments: Segments, ends: SampleEnds) -> np.ndarray:
+def _positions_from(segments: Segments, settings: Interleaving) -> np.ndarray:
     """Return the positions of the sample that begins with each segment, and has all those after it."""
     total = np.cumsum(segments.tokens)
     after = np.searchsorted(segments.sample, segments.sample, side="right") - 1
-    return int(ends.bos_id is not None) + total[after] - total + segments.tokens - segments.continues
+    return int(settings.bos_id is not None) + total[after] - total + segments.tokens - segments.continues
 
 
-def _positions(segments: Segments, count: int, ends: SampleEnds) -> tuple[np.ndarray, int]:
+def _positions(segments: Segments, count: int, settings: Interleaving) -> tuple[np.ndarray, int]:
     """Return the positions of each sample, and how many samples lost segments."""
-    kept = _first_kept(segments, count, ends)
+    kept = _first_kept(segments, count, settings)
     first = np.searchsorted(segments.sample, np.arange(count), side="left")
     after = np.append(first[1:], len(segments.sample))
     there = kept < after
-    positions = np.where(there, _positions_from(segments, ends)[np.minimum(kept, after - 1)], 0)
+    positions = np.where(there, _positions_from(segments, settings)[np.minimum(kept, after - 1)], 0)
     return positions, int(np.count_nonzero(there & (kept > first)))

@@ -17,6 +17,7 @@ import numpy as np
 from erniekit.data.batch import Batch
 from erniekit.data.conversation import Source
 from erniekit.data.dataset import Dataset
+from erniekit.data.interleave import Interleaving
 from erniekit.data.media.clip import AudioInputs
 from erniekit.data.packed import PackedIndex
 from erniekit.data.packing import Packs
@@ -88,8 +89,10 @@ def serialize_index(dataset: Dataset) -> ArrayMessage:
         "fingerprint": dataset.fingerprint,
         "pairs": dataset.pairs,
         "packed": packed and [packed.batch_tokens, packed.files],
+        "interleaving": dataset.interleaving and dataset.interleaving.stored(),
     }
-    arrays = [array for tokens in dataset.source_arrays for array in (tokens.offsets, tokens.lines)]
+    index = [(tokens.offsets, tokens.lines, tokens.words, tokens.word_offsets) for tokens in dataset.source_arrays]
+    arrays = [array for own in index for array in own]
     if packed is not None:
         arrays += [packed.packs.members, packed.packs.starts, packed.file_of]
     return ArrayMessage(metadata, arrays)
@@ -106,7 +109,10 @@ def deserialize_index(message: ArrayMessage, audio: AudioInputs | None = None) -
         Source(Path(path), kind, probability, split=None if split is None else Split(*split))
         for path, kind, probability, split in metadata["sources"]
     ]
-    source_arrays = [TokenArrays(_EMPTY, _EMPTY, next(arrays), next(arrays), own) for own in metadata["facts"]]
+    source_arrays = [
+        TokenArrays(_EMPTY, _EMPTY, next(arrays), next(arrays), own, words=next(arrays), word_offsets=next(arrays))
+        for own in metadata["facts"]
+    ]
     packed = None
     if metadata["packed"] is not None:
         batch_tokens, files = metadata["packed"]
@@ -119,6 +125,7 @@ def deserialize_index(message: ArrayMessage, audio: AudioInputs | None = None) -
         pairs=metadata["pairs"],
         packed=packed,
         audio=audio,
+        interleaving=metadata["interleaving"] and Interleaving.of(metadata["interleaving"]),
     )
 
 

@@ -51,7 +51,7 @@ class RecordingFacts:
         self._sampling_rate = sampling_rate
         self._clips = self._samples = self._tokens = 0
         self._sound = hashlib.blake2b(digest_size=8)
-        self._files = _FileStamps()
+        self._files = FileStamps()
 
     def add(self, clips: Sequence[PlacedClip]) -> None:
         """Take the clips of a block of samples."""
@@ -103,13 +103,13 @@ def recordings_unchanged(arrays: TokenArrays) -> bool:
     """Return whether the files of all recordings have the size and the time of when their samples were built."""
     if AUDIO not in arrays.metadata:
         return True
-    files = _FileStamps()
+    files = FileStamps()
     for path in arrays.clip_paths():
         files.add(path)
     return files.hexdigest() == arrays.metadata[AUDIO]["files"]
 
 
-class _FileStamps:
+class FileStamps:
     """A digest of the sizes and times of files; a file that is named several times in a row is looked at once."""
 
     def __init__(self) -> None:

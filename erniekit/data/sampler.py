@@ -63,8 +63,8 @@ class StepPlan:
             alone.
 
     Where samples are both shuffled and packed (or grouped), the number of packs of an epoch depends on its order, so
-    such epochs are packed to be counted. Otherwise all epochs have the same number of packs, and without shuffling the
-    same packs.
+    such epochs are packed to be counted; where samples differ from epoch to epoch (`Dataset.varies`), all are.
+    Otherwise all epochs have the same number of packs, and without shuffling the same packs.
 
     Whoever changes any of this must raise `erniekit.data.PLAN_VERSION`.
     """
@@ -112,7 +112,8 @@ class StepPlan:
         self._seed, self._shuffle = seed, shuffle
         self._strategy, self._num_samples, self._repeat = strategy, num_samples_each_epoch, repeat_samples
         self._sorted_first, self._source, self._prepacked = sorted_first, source, packs
-        self._equal_epochs = not ((packing or batch_tokens) and (shuffle or sorted_first))
+        self._varies = packs is None and dataset.varies
+        self._equal_epochs = not ((packing or batch_tokens) and (shuffle or sorted_first)) and not self._varies
         self._epochs: OrderedDict[int, Packs] = OrderedDict()
         self._first_steps = [0]  # of each epoch that had to be counted
         self._lock = threading.RLock()  # prefetching threads share the plan
@@ -143,7 +144,7 @@ class StepPlan:
         if num_train_epochs > MAX_COUNTED_EPOCHS and not self._equal_epochs:
             raise ConfigurationError(
                 f"num_train_epochs {num_train_epochs:,}: with packing (or batch_tokens) and random_shuffle (or "
-                "curriculum) every epoch has to be packed "
+                "curriculum), and with records of aligned_units, every epoch has to be packed "
                 f"to know its steps, which is done for at most {MAX_COUNTED_EPOCHS:,}\n  Set max_steps instead."
             )
         whole = int(num_train_epochs)
@@ -170,26 +171,26 @@ class StepPlan:
         count = math.ceil(len(starts) / self.dp_world_size)
         local_starts = starts[self.dp_rank :: self.dp_world_size]
         batches = [
-            self._collate([packs[i] for i in range(start, min(start + self._batch_size, last))])
+            self._collate([packs[i] for i in range(start, min(start + self._batch_size, last))], epoch)
             for start in local_starts
         ]
         return batches + [self.padding()] * (count - len(batches))
 
     def padding(self) -> Batch:
         """Return a micro-batch without samples."""
-        return self._collate([np.empty(0, np.int64)])
+        return self._collate([np.empty(0, np.int64)], 0)
 
     @cached_property
     def excluded_counts(self) -> tuple[int, int]:
         """The number of samples that are too short to take part, and of those that are too long."""
         lengths = self.dataset.lengths
         too_long = 0 if self._longest is None else int(np.count_nonzero(lengths > self._longest))
-        return int(np.count_nonzero(lengths < self._shortest)), too_long
+        return int(np.count_nonzero((lengths > 0) & (lengths < self._shortest))), too_long
 
     def describe(self, max_steps: int = -1, num_train_epochs: float = 1) -> str:
         """Describe the packing of the first epoch and the exact number of steps, for the lines before step 1."""
         packs = self.packs(0)
-        lengths = self.dataset.lengths[packs.members]
+        lengths = self.dataset.lengths_in(0)[packs.members]
         tokens = int(lengths.sum())
         total = self.total_steps(max_steps, num_train_epochs)
         if self._batch_tokens:
@@ -211,22 +212,30 @@ class StepPlan:
         return "\n".join(
             [
                 *([left_out] if too_short or too_long else []),
+                *self._describe_too_long(),
                 f"epoch 0: {len(packs.members):,} samples, {tokens:,} tokens in {len(packs):,} {unit} of at most "
                 f"{limit} ({method}), {filled}",
                 f"steps: {self.packs_per_step:,} {unit} each, {self.steps_in_epoch(0):,} an epoch, {total:,} in total",
             ]
         )
 
+    def _describe_too_long(self) -> list[str]:
+        """Describe what `over_length_policy` does to samples that differ from epoch to epoch; [] if nothing."""
+        left_out, shortened = self.dataset.too_long_in(0)
+        counts = ((left_out, "left out"), (shortened, "without their oldest segments"))
+        parts = [f"{count:,} {what}" for count, what in counts if count]
+        return [f"epoch 0: of the samples that came out longer than max_seq_len, {', '.join(parts)}"] if parts else []
+
     def _epoch_with_same_packs(self, epoch: int) -> int:
         """Return the first epoch that has the same packs."""
-        if self._shuffle:
+        if self._shuffle or self._varies:
             return epoch
         return min(epoch, 1) if self._sorted_first else 0
 
-    def _collate(self, packs: list[np.ndarray]) -> Batch:
+    def _collate(self, packs: list[np.ndarray], epoch: int) -> Batch:
         if self._batch_tokens:
             packs = np.split(packs[0], range(1, len(packs[0])))  # each sample in a row of its own
-        rows = [[self.dataset.sample(int(index)) for index in pack] for pack in packs]
+        rows = [[self.dataset.sample(int(index), epoch) for index in pack] for pack in packs]
         batch = collate(rows, [pack.tolist() for pack in packs], self.dataset.pad_id, pairs=self.dataset.pairs)
         if self.dataset.audio is not None and self._embeds:
             batch = batch.with_arrays(**self._audio_arrays(rows, batch, self.dataset.audio))
@@ -286,17 +295,20 @@ class StepPlan:
         )  # fmt: skip
         if self._source is not None:
             order = order[self.dataset.source_of[order] == self._source]
-        if any(self.excluded_counts):
-            lengths = self.dataset.lengths[order]
+        all_lengths = self.dataset.lengths_in(epoch)
+        if any(self.excluded_counts) or self._varies:  # a sample of no length is left out of this epoch
+            lengths = all_lengths[order]
             order = order[(lengths >= self._shortest) & (lengths <= (self._longest or lengths))]
         if not len(order):
             what = (
                 "; all are shorter than min_sample_len or longer than max_sample_len"
                 if any(self.excluded_counts)
+                else f"; all are longer than max_seq_len {self.max_seq_len:,} in epoch {epoch}"
+                if self._varies
                 else ""
             )
             raise DataError(f"no sample to train on{what}")
-        lengths = self.dataset.lengths[order]
+        lengths = all_lengths[order]
         if self._sorted_first and epoch == 0:
             by_length = np.argsort(lengths, kind="stable")
             order, lengths = order[by_length], lengths[by_length]
@@ -306,22 +318,25 @@ class StepPlan:
             return packs.select_from(order)
         if self._batch_tokens:
             return concatenate_packs(
-                [self._window_packs(part, epoch, number) for number, part in enumerate(self._windows(order))]
+                [
+                    self._window_packs(part, all_lengths, epoch, number)
+                    for number, part in enumerate(self._windows(order))
+                ]
             )
         if not self._packing:
             return pack_none(lengths).select_from(order)
         if not self._greedy:
             return pack_sequential(lengths, self.max_seq_len).select_from(order)
         return concatenate_packs(
-            [self._window_packs(part, epoch, number) for number, part in enumerate(self._windows(order))]
+            [self._window_packs(part, all_lengths, epoch, number) for number, part in enumerate(self._windows(order))]
         )
 
     def _windows(self, order: np.ndarray) -> list[np.ndarray]:
         """Split into equal parts of at most `window` samples, because a small rest at the end would be packed badly."""
         return np.array_split(order, math.ceil(len(order) / self._window))
 
-    def _window_packs(self, samples: np.ndarray, epoch: int, number: int) -> Packs:
-        lengths = self.dataset.lengths[samples]
+    def _window_packs(self, samples: np.ndarray, all_lengths: np.ndarray, epoch: int, number: int) -> Packs:
+        lengths = all_lengths[samples]
         if self._batch_tokens:
             packs = group_by_length(lengths, self._batch_tokens, self._max_batch_samples)
         else:

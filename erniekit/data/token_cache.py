@@ -35,12 +35,15 @@ ARRAYS = {
 CLIP_ARRAYS = {"clips": "u1", "clip_offsets": "<i8"}
 # Of data with packs: where in each sample further documents begin, and where these numbers do.
 DOCUMENT_ARRAYS = {"documents": "<i4", "document_offsets": "<i8"}
-_OPTIONAL = {"clips": CLIP_ARRAYS, "documents": DOCUMENT_ARRAYS}
+# Of data that is interleaved in each epoch: the words of each record, three numbers each, and where these begin.
+WORD_ARRAYS = {"words": "<i4", "word_offsets": "<i8"}
+_OPTIONAL = {"clips": CLIP_ARRAYS, "documents": DOCUMENT_ARRAYS, "words": WORD_ARRAYS}
 ABANDONED_AFTER_S = 3600.0  # a temporary folder unchanged for so long belongs to a dead process
 Metadata = dict[str, Any]
 _CHECK_BLOCK = 1 << 24
 _RENAME_ATTEMPTS = 5
 _CLIP_BLOCK = 1000  # samples
+_NONE = np.empty(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,8 @@ class TokenArrays:
             [clip_offsets[i], clip_offsets[i + 1]). Empty for data without recordings.
         documents, document_offsets: int32[documents] and int64[samples + 1]; where further documents of sample i begin
             is [document_offsets[i], document_offsets[i + 1]). Empty for data without packs.
+        words, word_offsets: int32[numbers] and int64[samples + 1]; the words of sample i (`Sample.words`) are the
+            numbers [word_offsets[i], word_offsets[i + 1]). Empty for data that is the same in each epoch.
         files: the mapped files, for a look at whether they are whole; empty for arrays that are in memory.
     """
 
@@ -101,6 +106,8 @@ class TokenArrays:
     clip_offsets: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     documents: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
     document_offsets: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    words: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
+    word_offsets: np.ndarray = field(default_factory=lambda: np.zeros(1, np.int64))
     files: tuple[MappedFile, ...] = ()
 
     def sample(self, index: int) -> Sample:
@@ -176,6 +183,7 @@ class TokenWriter:
                 self._write(name, values)
         self._append_optional("clips", [np.frombuffer(_clips_text(sample.clips), np.uint8) for sample in samples])
         self._append_optional("documents", [np.array(sample.documents, np.int32) for sample in samples])
+        self._append_optional("words", [_NONE if sample.words is None else sample.words.ravel() for sample in samples])
         self._samples += len(samples)
 
     def _append_optional(self, kind: str, values: Sequence[np.ndarray]) -> None:
@@ -212,7 +220,7 @@ class TokenWriter:
             file.close()
 
     def _write(self, name: str, values: Sequence[float] | np.ndarray) -> None:
-        data = np.asarray(values).astype((ARRAYS | CLIP_ARRAYS | DOCUMENT_ARRAYS)[name]).tobytes()
+        data = np.asarray(values).astype((ARRAYS | CLIP_ARRAYS | DOCUMENT_ARRAYS | WORD_ARRAYS)[name]).tobytes()
         self._checksums[name] = zlib.crc32(data, self._checksums[name])
         self._files[name].write(data)
 
@@ -321,7 +329,7 @@ def _open_valid(folder: Path) -> TokenArrays | None:
 
 
 def _mapped_files(folder: Path) -> tuple[MappedFile, ...]:
-    optional = tuple(name for name in CLIP_ARRAYS | DOCUMENT_ARRAYS if (folder / f"{name}.bin").exists())
+    optional = tuple(name for name in CLIP_ARRAYS | DOCUMENT_ARRAYS | WORD_ARRAYS if (folder / f"{name}.bin").exists())
     return tuple(MappedFile.of(folder / f"{name}.bin") for name in ("input_ids", "labels", "offsets", *optional))
 
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from erniekit.data.alignment_facts import AlignmentFiles
 from erniekit.data.conversation import Conversation, PlainText, Preference, Source
 from erniekit.data.encode import SourceRun, encoder_of
 from erniekit.data.formats.format import Record
@@ -13,6 +14,7 @@ from erniekit.data.formats.problems import Effect, RecordProblem, SourceProblems
 from erniekit.data.formats.registry import FORMATS, PAIR_KINDS, recognise
 from erniekit.data.formats.token_ids import TOKEN_IDS
 from erniekit.data.formats.unused_fields import UnusedFields
+from erniekit.data.interleave import Interleaving
 from erniekit.data.media.clip import AudioInputs, Clip
 from erniekit.data.media.errors import RecordingError, describe_clip
 from erniekit.data.overlong import character_limit, count_characters, last_rounds
@@ -20,7 +22,7 @@ from erniekit.data.placeholders import NO_ENCODER, TEXT_ONLY, Recordings, clips_
 from erniekit.data.split import read_part
 from erniekit.data.templates.ernie import Sample, Template
 from erniekit.data.tokenizers.tokenizer import Tokenizer
-from erniekit.data.units import TokenIds
+from erniekit.data.units import ALIGNED_UNITS, AlignedUnits, TokenIds
 from erniekit.errors import DataError
 
 OVER_LENGTH_POLICIES = ("drop", "truncate_turns", "error")
@@ -45,6 +47,7 @@ class TokenizationSettings:
     on_bad_record: str = "stop"
     split_multi_turn: bool | None = None
     audio: AudioInputs | None = None
+    interleaving: Interleaving | None = None
 
     def __post_init__(self) -> None:
         if self.over_length not in OVER_LENGTH_POLICIES:
@@ -59,12 +62,13 @@ class TokenizationSettings:
 
     def key(self, kind: str) -> tuple:
         """Return everything here that determines the samples of the sound records of a source of this kind."""
-        template = self.template.fingerprint if self.template and kind != TOKEN_IDS else None
+        template = self.template.fingerprint if self.template and kind not in (TOKEN_IDS, ALIGNED_UNITS) else None
         pair_settings = (self.max_prompt_len, self.needs_scores) if kind in PAIR_KINDS else ()
         prefix = self.tokenizer.document_prefix if kind == "text" else ()
         split = () if self.split_multi_turn is None else (f"split_multi_turn {self.split_multi_turn}",)
         audio = () if self.audio is None else (("audio", self.audio.fingerprint),)
-        own = (*pair_settings, *prefix, *split, *audio)
+        aligned = self.interleaving.key(self.over_length) if kind == ALIGNED_UNITS and self.interleaving else ()
+        own = (*pair_settings, *prefix, *split, *audio, *aligned)
         return self.tokenizer.fingerprint, template, self.max_seq_len, self.over_length, *own
 
 
@@ -90,12 +94,16 @@ def tokenise(
     unused: UnusedFields,
     problems: SourceProblems,
     *,
+    files: AlignmentFiles | None = None,
     block_records: int = BLOCK_RECORDS,
 ) -> Iterator[tuple[list[Sample], list[int]]]:
     """Yield the samples of a source and the lines of their records, a block of records at a time, in file order.
 
     Malformed records are added to `problems` and yield no sample. A file of another format than the source says is one
     problem, and is not read further.
+
+    Args:
+        files: takes the files that words were read from.
     """
     found = recognise(source.path, source.kind)
     if found != source.kind:
@@ -107,6 +115,9 @@ def tokenise(
     for block in _blocks(source, counts, unused, problems, block_records):
         samples: list[Sample] = []
         lines: list[int] = []
+        for _, record in block:
+            if isinstance(record, AlignedUnits) and record.alignment and files is not None:
+                files.add(record.alignment)
         promising = _without_hopeless(block, source, settings, counts, problems)
         readable, recordings = _with_recordings(promising, source, settings, problems)
         for line, sample in encode(readable, recordings, run):
@@ -163,7 +174,7 @@ def _without_hopeless(
     promising = []
     for line, record in block:
         kept: Record | None = record
-        if isinstance(record, (PlainText, TokenIds)) or _may_be_split(record, settings):
+        if isinstance(record, (PlainText, TokenIds, AlignedUnits)) or _may_be_split(record, settings):
             promising.append((line, record))
             continue
         if (characters := count_characters(record)) > limit:
@@ -223,6 +234,8 @@ def _characters(record: Record) -> int:
         return len(record.text)
     if isinstance(record, TokenIds):
         return _CHARACTERS_PER_ID * len(record.ids)
+    if isinstance(record, AlignedUnits):
+        return _CHARACTERS_PER_ID * len(record.units) + sum(len(word.text) for word in record.words)
     if isinstance(record, Preference):
         return _characters(record.prompt) + sum(len(turn.content) for turn in (*record.chosen, *record.rejected))
     texts = sum(len(turn.content) + len(turn.thoughts) for turn in record.turns)

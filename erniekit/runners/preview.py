@@ -279,4 +279,4 @@ def longest_sample(config: Config) -> int | None:
     """
     if not config.basic.do_train:
         return None
-    return int(training_dataset(config, *open_tokenizer(config)).lengths.max())
+    return int(training_dataset(config, *open_tokenizer(config)).longest.max())

@@ -186,12 +186,12 @@ def test_the_dense_mask_is_as_large_as_the_largest_batch(
     values: dict[str, Any], rows: int, length: int, make_config: Callable[..., Config]
 ) -> None:
     config = make_config(**{"per_device_eval_batch_size": 1, "use_flash_attention": False, **values})
-    dataset: Any = SimpleNamespace(lengths=np.array([60, 100, 80]))
+    dataset: Any = SimpleNamespace(longest=np.array([60, 100, 80]))
     assert checks.dense_mask_size(config, dataset, dataset) == 4 * rows * length**2
 
 
 def test_the_largest_mask_is_that_of_training_or_evaluation(make_config: Callable[..., Config]) -> None:
-    data: Any = SimpleNamespace(lengths=np.array([500]))
+    data: Any = SimpleNamespace(longest=np.array([500]))
     config = make_config(per_device_train_batch_size=3, per_device_eval_batch_size=5)
     assert checks.dense_mask_size(config, data) == 4 * 3 * 128**2
     assert checks.dense_mask_size(config, None, data) == 4 * 5 * 128**2

@@ -254,7 +254,7 @@ def test_what_is_told_of_the_plan(
         total_steps=lambda limit, epochs: limit if limit > 0 else 10 * epochs,
         describe=lambda limit, epochs: f"limit {limit}, {epochs} epochs",
         dp_world_size=1,
-        dataset=SimpleNamespace(audio=None),
+        dataset=SimpleNamespace(audio=None, varies=False),
     )
     monkeypatch.setattr(data, "training_plan", lambda *parts: plan)
     config = make_config(dataloader_num_workers=3, **values)

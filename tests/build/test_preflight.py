@@ -55,6 +55,7 @@ CASES: dict[str, tuple[Change, dict[str, Any], str]] = {
     "random weights": (lambda folder: (folder / WEIGHTS).unlink(), {}, ""),
     "stored weights": (lambda folder: None, BASE, ""),
     "no weights": (lambda folder: (folder / WEIGHTS).unlink(), BASE, "holds no *.safetensors weights"),
+    "units without tokens": (lambda folder: None, {"train_dataset_type": "aligned_units"}, "no token <|unit0|>"),
     "a cut file": (lambda folder: (folder / WEIGHTS).write_bytes(b"\0" * 20), BASE, "not a safetensors file"),
     "weights of another shape": (lambda folder: _json(folder, intermediate_size=64), BASE, "expected [64, 32]"),
     "a weight too few": (_tie_no_embeddings, BASE, "lm_head.weight: missing"),

@@ -17,33 +17,28 @@ INTERLEAVING = (
 
 @dataclass(frozen=True)
 class UnitParameters:
-    """Units of speech are codes of a quantizer with one codebook, and each is a token of the model's vocabulary.
-
-    A model gets such tokens by `added_tokens` and `added_token_ranges`. Records of type `aligned_units` hold the units
-    of a recording and the times of its words: for each epoch such a record is cut anew into segments, of which some are
-    units and others text.
-    """
+    """How units of speech, the codes of a quantizer, are written as tokens, and how they are interleaved with text."""
 
     unit_token: str = parameter(
         "<|unit{}|>",
         "The text of the token of a unit, in which `{}` stands for the unit's number. The tokenizer must have a token "
         "for each number from 0 to the last one of the codebook.",
         verbs=TOKEN_VERBS,
-        example="<|unit{}|>",
+        example="<unit_{}>",
     )
     continue_token: str = parameter(
         "<|continue|>",
         "The token between two segments of an interleaved record where the kind changes: the text goes on where the "
         "units ended, or the units where the text ended.",
         verbs=DATA_VERBS,
-        example="<|continue|>",
+        example="<continue>",
     )
     correspond_token: str = parameter(
         "<|correspond|>",
         "The token between a segment of an interleaved record and the same words in the other kind, and in spoken "
         "dialogues between speech and its words.",
         verbs=TOKEN_VERBS,
-        example="<|correspond|>",
+        example="<correspond>",
     )
     dialogue_template: str = parameter(
         "model",

@@ -59,6 +59,8 @@ class Sample:
         pair: None for a document.
         arrays: further values of the n positions, by the name of their array in a batch (`data.batch.ARRAY_SPECS`).
         clips: the recordings whose placeholder tokens are among the positions, in their order.
+        words: of a record that is interleaved anew in each epoch (`data.interleave`), whose labels are then empty;
+            int32[words, 3].
         documents: where further documents begin, which see nothing of those before them; () for one document.
     """
 
@@ -68,6 +70,7 @@ class Sample:
     arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
     clips: tuple[PlacedClip, ...] = ()
     documents: tuple[int, ...] = ()
+    words: np.ndarray | None = None
 
 
 class TemplateRefusedError(DataError):
