@@ -19,17 +19,17 @@ import paddle
 import paddle.nn.functional as F
 from paddle import Tensor
 
+from erniekit.codecs import dac_layers
 from erniekit.codecs.checks import check_codes, check_sound
 from erniekit.codecs.config_values import config_reader
-from erniekit.codecs.convolutions import Conv1D, ConvTranspose1D, snake
-from erniekit.codecs.stack import Layer, Residual, pieces_of, through_in_pieces
+from erniekit.codecs.convolutions import Conv1D
+from erniekit.codecs.stack import Layer, pieces_of, through_in_pieces
 from erniekit.codecs.weights import CodecWeights
 from erniekit.errors import ConfigurationError, DataError, ModelFileError
 from erniekit.json_files import read_json_object
 
 MODEL_TYPE = "dac"
 PIECE_SECONDS = 4  # of sound that go through the convolutions at once
-DILATIONS = (1, 3, 9)  # of the residual units between two ratios
 NORM_EPSILON = 1e-12  # the least length that a direction is divided by
 _UNUSED_LEVELS = r"quantizer\.quantizers\.\d+\..*"
 
@@ -115,11 +115,15 @@ class Dac:
         self.frame_rate = config.sampling_rate / config.hop_length
         self._piece = max(1, PIECE_SECONDS * config.sampling_rate // config.hop_length)  # frames
         weights = CodecWeights(folder)
-        self._encoder = read_encoder(weights, config)
-        self._quantizers = [read_quantizer(weights, config, level) for level in range(self.levels)]
+        ratios, size = config.downsampling_ratios, config.hidden_size
+        self._encoder = dac_layers.read_encoder(weights, "encoder", config.encoder_hidden_size, ratios, size)
+        self._quantizers = [_read_quantizer(weights, config, level) for level in range(self.levels)]
         facts = [MODEL_TYPE, asdict(config), self.levels, weights.digest]
         self.fingerprint = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
-        self._decoder = read_decoder(weights, config)
+        decoder = dac_layers.read_decoder(
+            weights, "decoder", config.decoder_hidden_size, ratios[::-1], size, whole_frames=False
+        )
+        self._decoder = [*decoder, paddle.tanh]
         weights.refuse_others(_UNUSED_LEVELS)
 
     def encode(self, sound: np.ndarray) -> np.ndarray:
@@ -132,9 +136,8 @@ class Dac:
         if not len(sound):
             raise DataError("a recording without samples has no codes")
         hop = self.config.hop_length
-        sound = np.pad(sound, (0, -len(sound) % hop))
         with paddle.no_grad():
-            pieces = pieces_of(paddle.to_tensor(sound).reshape([1, 1, -1]), self._piece * hop)
+            pieces = pieces_of(sound[None], self._piece * hop, multiple=hop)
             codes = [self._quantize(x).numpy() for x in through_in_pieces(self._encoder, pieces, down=hop)]
         return np.concatenate(codes, 1).astype(np.int32)
 
@@ -148,7 +151,7 @@ class Dac:
         if not codes.shape[1]:
             raise DataError("codes without frames have no sound")
         with paddle.no_grad():
-            states = (self._dequantize(piece) for piece in pieces_of(paddle.to_tensor(codes).unsqueeze(0), self._piece))
+            states = (self._dequantize(piece) for piece in pieces_of(codes, self._piece))
             pieces = through_in_pieces(self._decoder, states, up=self.config.hop_length)
             return np.concatenate([piece.numpy()[0, 0] for piece in pieces])
 
@@ -192,90 +195,18 @@ class FactorizedQuantizer:
         return self.project_out(self.codebook[codes].transpose([1, 0]).unsqueeze(0))
 
 
-def read_encoder(weights: CodecWeights, config: DacConfig, prefix: str = "") -> list[Layer]:
-    """Read the encoder: sound [1, 1, T] to states [1, hidden_size, frames], T a multiple of `hop_length`.
-
-    Args:
-        prefix: of the names of weights, as in a model that has a DAC for a part.
-
-    Raises:
-        ModelFileError: a weight is missing or has another shape.
-    """
-    channels = config.encoder_hidden_size
-    layers = [_convolution(weights, f"{prefix}encoder.conv1", 1, channels, 7)]
-    for number, ratio in enumerate(config.downsampling_ratios):
-        name = f"{prefix}encoder.block.{number}"
-        layers += _residual_units(weights, name, channels)
-        layers.append(_snake(weights, f"{name}.snake1", channels))
-        layers.append(_convolution(weights, f"{name}.conv1", channels, 2 * channels, 2 * ratio, stride=ratio))
-        channels *= 2
-    layers.append(_snake(weights, f"{prefix}encoder.snake1", channels))
-    return [*layers, _convolution(weights, f"{prefix}encoder.conv2", channels, config.hidden_size, 3)]
-
-
-def read_decoder(weights: CodecWeights, config: DacConfig, prefix: str = "") -> list[Layer]:
-    """Read the decoder: states [1, hidden_size, frames] to sound [1, 1, samples] from -1 to 1.
-
-    Raises:
-        ModelFileError: a weight is missing or has another shape.
-    """
-    channels = config.decoder_hidden_size
-    layers = [_convolution(weights, f"{prefix}decoder.conv1", config.hidden_size, channels, 7)]
-    for number, ratio in enumerate(config.downsampling_ratios[::-1]):
-        name = f"{prefix}decoder.block.{number}"
-        layers.append(_snake(weights, f"{name}.snake1", channels))
-        padding = math.ceil(ratio / 2)
-        weight = _tensor(weights, f"{name}.conv_t1.weight", channels, channels // 2, 2 * ratio)
-        bias = _tensor(weights, f"{name}.conv_t1.bias", channels // 2)
-        layers.append(ConvTranspose1D(weight, bias, ratio, left=padding, right=padding))
-        channels //= 2
-        layers += _residual_units(weights, name, channels)
-    layers.append(_snake(weights, f"{prefix}decoder.snake1", channels))
-    return [*layers, _convolution(weights, f"{prefix}decoder.conv2", channels, 1, 7), paddle.tanh]
-
-
-def read_quantizer(weights: CodecWeights, config: DacConfig, level: int, prefix: str = "") -> FactorizedQuantizer:
-    """Read the quantizer of one level.
-
-    Raises:
-        ModelFileError: a weight is missing or has another shape.
-    """
-    name, size, small = f"{prefix}quantizer.quantizers.{level}", config.hidden_size, config.codebook_dim
+def _read_quantizer(weights: CodecWeights, config: DacConfig, level: int) -> FactorizedQuantizer:
+    name, size, small = f"quantizer.quantizers.{level}", config.hidden_size, config.codebook_dim
     return FactorizedQuantizer(
-        _convolution(weights, f"{name}.in_proj", size, small, 1),
+        _projection(weights, f"{name}.in_proj", size, small),
         _tensor(weights, f"{name}.codebook.weight", config.codebook_size, small),
-        _convolution(weights, f"{name}.out_proj", small, size, 1),
+        _projection(weights, f"{name}.out_proj", small, size),
     )
 
 
-def _residual_units(weights: CodecWeights, name: str, channels: int) -> list[Layer]:
-    return [
-        Residual(
-            [
-                _snake(weights, f"{name}.res_unit{number}.snake1", channels),
-                _convolution(weights, f"{name}.res_unit{number}.conv1", channels, channels, 7, dilation=dilation),
-                _snake(weights, f"{name}.res_unit{number}.snake2", channels),
-                _convolution(weights, f"{name}.res_unit{number}.conv2", channels, channels, 1),
-            ]
-        )
-        for number, dilation in enumerate(DILATIONS, start=1)
-    ]
-
-
-def _snake(weights: CodecWeights, name: str, channels: int) -> Layer:
-    alpha = _tensor(weights, f"{name}.alpha", 1, channels, 1)
-    return lambda x: snake(x, alpha)
-
-
-def _convolution(
-    weights: CodecWeights, name: str, inputs: int, outputs: int, kernel: int, *, stride: int = 1, dilation: int = 1
-) -> Layer:
-    padding = math.ceil(stride / 2) if stride > 1 else (kernel - 1) * dilation // 2
-    weight, bias = (
-        _tensor(weights, f"{name}.weight", outputs, inputs, kernel),
-        _tensor(weights, f"{name}.bias", outputs),
-    )
-    return Conv1D(weight, bias, stride, dilation, left=padding, right=padding)
+def _projection(weights: CodecWeights, name: str, inputs: int, outputs: int) -> Layer:
+    weight = _tensor(weights, f"{name}.weight", outputs, inputs, 1)
+    return Conv1D(weight, _tensor(weights, f"{name}.bias", outputs))
 
 
 def _tensor(weights: CodecWeights, name: str, *shape: int) -> Tensor:

@@ -22,7 +22,7 @@ from erniekit.codecs.checks import check_codes, check_sound
 from erniekit.codecs.codebooks import dequantize, quantize
 from erniekit.codecs.config_values import config_reader
 from erniekit.codecs.seanet import Seanet, SeanetSizes, read_decoder, read_encoder
-from erniekit.codecs.stack import pieces_of, through, through_in_pieces
+from erniekit.codecs.stack import pieces_of, through_in_pieces
 from erniekit.codecs.weights import CodecWeights
 from erniekit.errors import ConfigurationError, DataError, ModelFileError
 from erniekit.json_files import read_json_object
@@ -181,7 +181,9 @@ class Encodec:
         self.codebook_size = config.codebook_size
         self.sampling_rate = config.sampling_rate
         self.frame_rate = config.frame_rate
-        self._piece = max(1, PIECE_SECONDS * config.sampling_rate // config.hop_length)  # frames
+        # Frames that go through the convolutions at once; None: all, because a norm over time sees the whole chunk.
+        frames = max(1, PIECE_SECONDS * config.sampling_rate // config.hop_length)
+        self._piece = frames if config.seanet.norm_type == "weight_norm" else None
         weights, shape = CodecWeights(folder), (config.codebook_size, config.seanet.hidden_size)
         self._encoder = read_encoder(weights, config.seanet)
         names = [f"quantizer.layers.{level}.codebook.embed" for level in range(self.levels)]
@@ -262,24 +264,24 @@ class Encodec:
         """Return int32[levels, frames] of float32[audio_channels, samples]."""
         hop = self.config.hop_length
         with paddle.no_grad():
-            states = self._through(self._encoder, paddle.to_tensor(sound[None]), self._piece * hop, down=hop)
+            pieces = pieces_of(sound, self._piece and self._piece * hop)
+            states = _through(self._encoder, pieces, down=hop)
             codes = [quantize(x[0].transpose([1, 0]), self._codebooks).numpy() for x in states]
         return np.concatenate(codes, 1).astype(np.int32)
 
     def _decode_chunk(self, codes: np.ndarray) -> np.ndarray:
         """Return float32[audio_channels, samples] of int64[levels, frames]."""
         with paddle.no_grad():
-            x = dequantize(paddle.to_tensor(codes), self._codebooks).transpose([1, 0]).unsqueeze(0)
-            pieces = self._through(self._decoder, x, self._piece, up=self.config.hop_length)
-            return np.concatenate([piece.numpy()[0] for piece in pieces], 1)
+            pieces = (dequantize(piece[0], self._codebooks) for piece in pieces_of(codes, self._piece))
+            states = (piece.transpose([1, 0]).unsqueeze(0) for piece in pieces)
+            sound = _through(self._decoder, states, up=self.config.hop_length)
+            return np.concatenate([piece.numpy()[0] for piece in sound], 1)
 
-    def _through(self, stack: Seanet, x: Tensor, size: int, *, down: int = 1, up: int = 1) -> Iterator[Tensor]:
-        """Yield what a stack makes of x [1, channels, T], of which `size` samples go through it at once."""
-        if self.config.seanet.norm_type == "time_group_norm":
-            yield through([*stack.before, stack.lstm, *stack.after], x)
-            return
-        pieces = through_in_pieces(stack.before, pieces_of(x, size), down=down)
-        yield from through_in_pieces(stack.after, stack.lstm.in_pieces(pieces), up=up)
+
+def _through(stack: Seanet, pieces: Iterable[Tensor], *, down: int = 1, up: int = 1) -> Iterator[Tensor]:
+    """Yield what a stack makes of a recording in pieces [1, channels, T]."""
+    states = stack.lstm.in_pieces(through_in_pieces(stack.before, pieces, down=down))
+    yield from through_in_pieces(stack.after, states, up=up)
 
 
 def _overlapped(chunks: Iterable[np.ndarray], count: int, stride: int) -> np.ndarray:

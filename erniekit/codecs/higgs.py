@@ -13,6 +13,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,15 @@ from erniekit.codecs.config_values import config_reader
 from erniekit.codecs.convolutions import Conv1D, pad_time
 from erniekit.codecs.hubert import MODEL_TYPES, SpeechModelConfig, hidden_states
 from erniekit.codecs.resampling import resample
-from erniekit.codecs.stack import Layer, Residual, through
+from erniekit.codecs.stack import Layer, Residual, pieces_of, through, through_in_pieces
 from erniekit.codecs.weights import CodecWeights
 from erniekit.errors import ConfigurationError, DataError, ModelFileError
 from erniekit.json_files import read_json_object
 
 MODEL_TYPE = "higgs_audio_v2_tokenizer"
+PIECE_SECONDS = 4  # of sound that go through the acoustic convolutions at once
+# What training needed: a second decoder, and more of the quantizer, which may have levels that are not used, too.
+_UNUSED = r"(quantizer|decoder_semantic|fc1)\..*|semantic_model\.masked_spec_embed"
 SEMANTIC_PADDING = 160  # samples of silence on either side of what the speech model gets
 
 
@@ -155,6 +159,7 @@ class Higgs:
         self.levels = config.levels if levels is None else levels
         self.sampling_rate, self.frame_rate = config.sample_rate, config.sample_rate / config.hop
         self.codebook_size = config.codebook_size
+        self._piece = max(1, PIECE_SECONDS * config.sample_rate // config.hop)  # frames
         weights = CodecWeights(folder)
         self._acoustic = dac_layers.read_encoder(
             weights,
@@ -177,6 +182,7 @@ class Higgs:
             config.dac_hidden_size,
             whole_frames=True,
         )
+        weights.refuse_others(_UNUSED)
         facts = [asdict(config), self.levels, weights.digest]
         self.fingerprint = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
@@ -209,7 +215,9 @@ class Higgs:
         with paddle.no_grad():
             pairs = zip(self._quantizers, paddle.to_tensor(codes), strict=False)
             x_TC = self._fc2(paddle.add_n([quantizer.decode(codes_T) for quantizer, codes_T in pairs]))
-            return through(self._decoder, x_TC.transpose([1, 0]).unsqueeze(0)).numpy()[0, 0]
+            states = pieces_of(x_TC.transpose([1, 0]).unsqueeze(0), self._piece)
+            pieces = through_in_pieces(self._decoder, states, up=math.prod(self.config.dac_upsampling_ratios))
+            return np.concatenate([piece.numpy()[0, 0] for piece in pieces])
 
     def _semantic_states(self, sound: np.ndarray) -> Tensor:
         """Return the mean of all hidden states, behind the convolutions."""
@@ -218,8 +226,8 @@ class Higgs:
         heard = np.concatenate([silence, resample(sound, config.sample_rate, config.semantic_sample_rate), silence])
         if len(heard) < config.semantic.receptive_field():
             raise DataError(f"a recording of {len(sound)} samples is too short for the speech model of this codec")
-        states = list(hidden_states(config.semantic, self._speech_model, paddle.to_tensor(heard)))
-        mean_TC = paddle.add_n(states) / len(states)
+        states = hidden_states(config.semantic, self._speech_model, paddle.to_tensor(heard))
+        mean_TC = reduce(paddle.add, states) / (config.semantic.num_hidden_layers + 1)
         return through(self._semantic, mean_TC[:: config.semantic_step].transpose([1, 0]).unsqueeze(0))
 
     def _acoustic_states(self, sound: np.ndarray, frames: int) -> Tensor:
@@ -230,7 +238,8 @@ class Higgs:
             x_11S = pad_time(x_11S, self.config.hop // 2, self.config.hop // 2)
         if (acoustic := dac_layers.frames(x_11S.shape[2], self.config.dac_downsampling_ratios)) != frames:
             raise DataError(f"a recording of {len(sound)} samples has {acoustic} acoustic and {frames} semantic frames")
-        return through(self._acoustic, x_11S)
+        pieces = pieces_of(x_11S, self._piece * self.config.hop)
+        return paddle.concat(list(through_in_pieces(self._acoustic, pieces, down=self.config.hop)), 2)
 
 
 @dataclass(frozen=True)

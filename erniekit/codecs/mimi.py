@@ -26,12 +26,14 @@ from erniekit.codecs.checks import check_codes, check_sound
 from erniekit.codecs.codebooks import dequantize, quantize
 from erniekit.codecs.config_values import config_reader
 from erniekit.codecs.convolutions import Conv1D, ConvTranspose1D
-from erniekit.codecs.stack import Layer, Residual, through
+from erniekit.codecs.stack import Layer, Residual, pieces_of, through_in_pieces
 from erniekit.codecs.weights import CodecWeights
 from erniekit.errors import ConfigurationError, DataError, ModelFileError
 from erniekit.json_files import read_json_object
 
 MODEL_TYPE = "mimi"
+PIECE_SECONDS = 4  # of sound that go through the convolutions at once
+_UNUSED = r"quantizer\..*"  # levels that are not used, and what is left of training
 USAGE_EPSILON = 1e-5  # the least that the sum of an entry's vectors is divided by
 SEMANTIC, ACOUSTIC = (f"quantizer.{kind}_residual_vector_quantizer" for kind in ("semantic", "acoustic"))
 
@@ -174,6 +176,8 @@ class Mimi:
         self.levels = config.num_quantizers if levels is None else levels
         self.sampling_rate, self.frame_rate = config.sampling_rate, config.frame_rate
         self.codebook_size = config.codebook_size
+        self._hop = math.prod(config.upsampling_ratios)  # samples of a frame of the transformers
+        self._piece = max(1, PIECE_SECONDS * config.sampling_rate // self._hop)  # of these frames
         parts = _Parts(config, CodecWeights(folder))
         self._encoder = parts.encoder()
         self._encoder_transformer = parts.transformer("encoder_transformer")
@@ -185,6 +189,7 @@ class Mimi:
         self._upsample = parts.resample("upsample")
         self._decoder_transformer = parts.transformer("decoder_transformer")
         self._decoder = parts.decoder()
+        parts.weights.refuse_others(_UNUSED)
         facts = [asdict(config), self.levels, parts.weights.digest]
         self.fingerprint = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
@@ -198,7 +203,8 @@ class Mimi:
         if not len(sound):
             raise DataError("a recording without samples has no codes")
         with paddle.no_grad():
-            x_1CT = through(self._encoder, paddle.to_tensor(sound).reshape([1, 1, -1]))
+            pieces = pieces_of(paddle.to_tensor(sound).reshape([1, 1, -1]), self._piece * self._hop)
+            x_1CT = paddle.concat(list(through_in_pieces(self._encoder, pieces, down=self._hop)), 2)
             x_1CT = self._downsample(_over_time(self._encoder_transformer, x_1CT))
             codes = [quantizer.encode(x_1CT) for quantizer in self._quantizers]
         return paddle.concat(codes).numpy().astype(np.int32)
@@ -218,7 +224,8 @@ class Mimi:
             if len(codes) > first.levels:
                 x_1CT = x_1CT + self._quantizers[1].decode(paddle.to_tensor(codes[first.levels :]))
             x_1CT = _over_time(self._decoder_transformer, self._upsample(x_1CT))
-            return through(self._decoder, x_1CT).numpy()[0, 0]
+            pieces = through_in_pieces(self._decoder, pieces_of(x_1CT, self._piece), up=self._hop)
+            return np.concatenate([piece.numpy()[0, 0] for piece in pieces])
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ CODECS: dict[str, tuple[str, str]] = {
     "mimi": ("erniekit.codecs.mimi", "Mimi"),
     "residual_kmeans": ("erniekit.codecs.residual_kmeans", "open_residual_kmeans"),
     "kmeans": ("erniekit.codecs.kmeans", "open_kmeans"),
+    "higgs_audio_v2_tokenizer": ("erniekit.codecs.higgs", "Higgs"),
 }
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
 
+import numpy as np
 import paddle
 from paddle import Tensor
 
@@ -70,10 +71,17 @@ def _convolutions(layers: Iterable[Layer]) -> Iterator[Conv1D | ConvTranspose1D]
             yield layer
 
 
-def pieces_of(x: Tensor, size: int) -> Iterator[Tensor]:
-    """Yield x [1, channels, T] in pieces of `size`, the last of which may be shorter."""
-    for start in range(0, x.shape[2], size):
-        yield x[:, :, start : start + size]
+def pieces_of(x: np.ndarray, size: int | None, *, multiple: int = 1) -> Iterator[Tensor]:
+    """Yield tensors [1, channels, size] of x [channels, T]; the last one may be shorter.
+
+    Args:
+        size: None: all at once.
+        multiple: zeros follow x up to a multiple of this.
+    """
+    size = size or x.shape[1]
+    for start in range(0, x.shape[1], size):
+        piece = x[:, start : start + size]
+        yield paddle.to_tensor(np.pad(piece, ((0, 0), (0, -piece.shape[1] % multiple)))[None])
 
 
 def through_in_pieces(

@@ -57,6 +57,17 @@ def test_facts_of_a_codec(tmp_path):
         codec.encode(seeded_sound("any", 118))
 
 
+@every_case
+def test_pieces_of_a_recording_give_what_the_whole_gives(number, tmp_path, monkeypatch):
+    codec, sound = Higgs(tiny(tmp_path, number)), seeded_sound("long", 9011)
+    codes = codec.encode(sound)
+    decoded = codec.decode(codes)
+    for frames in (1, 7):
+        monkeypatch.setattr(codec, "_piece", frames)
+        np.testing.assert_array_equal(codec.encode(sound), codes)
+        np.testing.assert_allclose(codec.decode(codes), decoded, atol=2e-6)
+
+
 def test_fewer_levels_are_the_coarsest(tmp_path):
     folder, sound = tiny(tmp_path), seeded_sound("levels", 3000)
     whole = Higgs(folder)
@@ -112,6 +123,7 @@ def test_codes_that_are_none_are_refused(codes, message, tmp_path):
         ({"target_bandwidths": [0.01]}, "target_bandwidths: 0.01 kbit/s are less than a level"),
         ({"acoustic_model_config": {"decoder_hidden_size": 40}}, "upsampling_ratios cannot halve decoder_hidden_size"),
         ({"target_bandwidths": [0.7]}, r"lack quantizer.quantizers.4.project_in.weight"),
+        ({"semantic_model_config": {"num_hidden_layers": 1}}, r"no place for.*\s+semantic_model.encoder.layers.1"),
         ({"codebook_dim": 7}, r"project_in.weight has shape \[6, 22\]; config.json asks for \[7, 22\]"),
     ],
 )

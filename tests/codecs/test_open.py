@@ -7,18 +7,28 @@ import subprocess
 import sys
 from importlib import import_module
 
+import numpy as np
 import pytest
 
 from erniekit.codecs.open import CODECS, open_codec
 from erniekit.errors import ConfigurationError, ModelFileError
 from erniekit.model.storage.model_folder import PUBLISHING
-from tests.codecs.codec_cases import write_codec
+from tests.codecs.codec_cases import RECORDED, write_codec
+from tests.codecs.seeded_folders import write_folder
 
 
 @pytest.mark.parametrize(("model_type", "name"), [("encodec", "Encodec"), ("dac", "Dac")])
 def test_the_model_type_chooses_the_codec(tmp_path, model_type, name):
     codec = open_codec(str(write_codec(tmp_path, model_type, 0)), levels=2)
     assert type(codec).__name__ == name and codec.levels == 2
+
+
+def test_mimi_and_the_tokenizer_of_higgs_audio_are_codecs(tmp_path):
+    for file, name in (("mimi", "Mimi"), ("higgs", "Higgs")):
+        with np.load(RECORDED.parent / f"{file}.npz") as recorded:
+            facts = json.loads(bytes(recorded["0/facts"]))
+        codec = open_codec(write_folder(tmp_path / file, facts["config"], facts["shapes"]), levels=2)
+        assert type(codec).__name__ == name and codec.levels == 2
 
 
 def test_what_is_listed_is_there():

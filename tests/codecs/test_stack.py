@@ -42,8 +42,8 @@ def test_an_encoder_in_pieces_is_the_whole(kind):
     rng = np.random.default_rng(1)
     layers = encoder(rng, **kind)
     for samples in (6, 61, 66, 131, 132):
-        x = paddle.to_tensor(rng.integers(1, 4, (1, 1, samples)).astype(np.float32))
-        whole = through(layers, x)
+        x = rng.integers(1, 4, (1, samples)).astype(np.float32)
+        whole = through(layers, paddle.to_tensor(x[None]))
         for frames in (1, 2, 5, 30):
             pieces = list(through_in_pieces(layers, pieces_of(x, 6 * frames), down=6))
             assert paddle.concat(pieces, 2).numpy().tobytes() == whole.numpy().tobytes(), (samples, frames)
@@ -56,11 +56,17 @@ def test_a_decoder_in_pieces_is_the_whole(kind, left):
     rng = np.random.default_rng(2)
     layers = decoder(rng, left=left, **kind)
     for frames in (1, 11, 24):
-        x = paddle.to_tensor(rng.integers(1, 4, (1, 1, frames)).astype(np.float32))
-        whole = through(layers, x)
+        x = rng.integers(1, 4, (1, frames)).astype(np.float32)
+        whole = through(layers, paddle.to_tensor(x[None]))
         for size in (1, 4, 30):
             pieces = list(through_in_pieces(layers, pieces_of(x, size), up=6))
             assert paddle.concat(pieces, 2).numpy().tobytes() == whole.numpy().tobytes(), (frames, size)
+
+
+def test_pieces_may_end_in_zeros():
+    pieces = pieces_of(np.arange(1, 12, dtype=np.float32)[None], 4, multiple=2)
+    assert [piece.tolist() for piece in pieces] == [[[[1, 2, 3, 4]]], [[[5, 6, 7, 8]]], [[[9, 10, 11, 0]]]]
+    assert [piece.shape for piece in pieces_of(np.zeros((2, 5)), None)] == [[1, 2, 5]]
 
 
 def test_how_far_a_stack_sees():

@@ -62,8 +62,10 @@ class SftParameters:
         "truncate_turns",
         "The treatment of conversations of more than `max_seq_len` tokens. `truncate_turns` removes its oldest "
         "turns until it fits, and drops it when even the last turn does not; `drop` leaves it out; `error` stops "
-        "with the file and line. For pairs of stage DPO only the prompt loses turns; answers are never truncated. "
-        "The numbers of truncated and dropped samples are printed before the first step.",
+        "with the file and line. Records of `aligned_units` lose their oldest segments, or are left out, in the epochs "
+        "in which they come out too long; `error` stops for one that might. For pairs of stage DPO only the prompt "
+        "loses turns; answers are never truncated. The numbers of truncated and dropped samples are printed before "
+        "the first step.",
         choices=("drop", "truncate_turns", "error"),
         verbs=("train", "eval", "preview"),
     )

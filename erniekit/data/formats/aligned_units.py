@@ -61,6 +61,8 @@ def parse_units(value: object, name: str) -> tuple[int, ...]:
         raise MalformedError(name, _EXPECTED_UNITS, describe_value(value))
     if isinstance(value, str):
         numbers = [int(text) if _UNIT.fullmatch(text) else text for text in numbers]
+    if numbers and set(map(type, numbers)) == {int} and min(numbers) >= 0 and max(numbers) < MAX_UNIT:
+        return tuple(numbers)
     for position, unit in enumerate(numbers):
         if type(unit) is not int or not 0 <= unit < MAX_UNIT:  # True is an int, too
             raise MalformedError(f"{name}[{position}]", "a unit: a whole number from 0", shorten(unit))
