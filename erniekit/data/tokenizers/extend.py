@@ -128,7 +128,8 @@ class _Plan:
         control = [
             text for text in kept if text in fixed or (text in templates and text in tokenizer.structural_tokens)
         ]
-        _refuse_words(tokenizer, [text for text in kept if text not in tokenizer.structural_tokens])
+        added = tokenizer.structural_tokens | tokenizer.text_tokens
+        _refuse_words(tokenizer, [text for text in kept if text not in added])
         declared = tokenizer.text_tokens.union(new, set(kept) & tokenizer.structural_tokens - set(control))
         _refuse_overlaps(new, tokenizer.structural_tokens - declared)
         _refuse_templates(new, templates)
