@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 SHELL := /bin/bash
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart quickstart-asr test test-fast test-all parity oracle-5 fuzz lint docs check-generated check-proofs smoke bench bench-peers bench-profile bench-torch layouts validate-examples clean
+.PHONY: help quickstart quickstart-asr quickstart-units test test-fast test-all parity oracle-5 fuzz lint docs check-generated check-proofs smoke bench bench-peers bench-profile bench-torch layouts validate-examples clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /  make \1\t/' | expand -t 26
@@ -51,6 +51,9 @@ quickstart: $(VENV)/.cpu ## create a virtual environment, train a tiny ERNIE on 
 quickstart-asr: $(VENV)/.speech ## the same for speech: make recordings of digits, train a tiny listener, let adapters learn a new voice
 	$(BIN)/python tools/quickstart/run.py speech
 
+quickstart-units: $(VENV)/.cpu ## the same for speech as tokens: a tiny ERNIE gets units of speech, hears and says digits with them
+	$(BIN)/python tools/quickstart/run.py units
+
 test: $(VENV)/.dev ## run the tests (no torch, no network)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not parity and not exhaustive"
 
@@ -70,6 +73,7 @@ parity: $(VENV)/.parity $(VENV_5)/.installed ## compare with torch, transformers
 
 oracle-5: $(VENV_5)/.installed ## record anew what transformers 5 computes, in an environment of its own
 	$(VENV_5)/bin/python tools/parity/record_transformers5.py
+	$(VENV_5)/bin/python tools/parity/record_added_tokens5.py
 
 FUZZ_SECONDS ?= 60# for each of the four targets, two of which run at a time
 FUZZ_CASES ?= 1500
@@ -97,6 +101,7 @@ check-generated: $(VENV)/.cpu ## fail when a generated file is stale, a link is 
 	$(BIN)/python tools/quickstart/make_data.py --check
 	$(BIN)/python tools/quickstart/make_model.py --check
 	$(BIN)/python tools/quickstart/make_listener.py --check
+	$(BIN)/python tools/quickstart/make_units.py --examples --check
 	$(BIN)/python tools/quickstart/make_configs.py --check
 	$(BIN)/python tools/bench/layouts_on_paper.py --check
 	$(BIN)/python tools/parameter_audit.py --check
@@ -118,6 +123,7 @@ layouts: $(VENV)/.cpu ## every parallel layout against one process, traffic and 
 	$(BIN)/python tools/bench/scaling.py --write
 
 SPEECH := $(wildcard examples/configs/quickstart/asr*.yaml)
+UNITS := examples/configs/quickstart/units.yaml
 
 validate-examples: $(VENV)/.speech ## validate every shipped configuration
 	@# layouts are checked rank by rank in tests/runners/test_layout_examples.py
@@ -125,8 +131,12 @@ validate-examples: $(VENV)/.speech ## validate every shipped configuration
 	@# some of the quickstart's go on from the output of another, so there must be one
 	$(BIN)/erniekit train examples/configs/quickstart/sft.yaml max_steps=1 warmup_steps=0 do_eval=false report_to=none \
 	    overwrite_output_dir=true output_dir=$(VENV)/one-step > /dev/null
-	$(BIN)/erniekit validate $(filter-out $(SPEECH),$(wildcard examples/configs/quickstart/*.yaml)) \
+	$(BIN)/erniekit validate $(filter-out $(SPEECH) $(UNITS),$(wildcard examples/configs/quickstart/*.yaml)) \
 	    model_name_or_path=$(VENV)/one-step > /dev/null
+	@# that of units needs its records
+	$(BIN)/python tools/quickstart/make_units.py --first 20 --output $(VENV)/units > /dev/null
+	$(BIN)/erniekit validate $(UNITS) train_dataset_path=$(VENV)/units/train.jsonl \
+	    eval_dataset_path=$(VENV)/units/eval-hear.jsonl > /dev/null
 	@# those of speech need recordings, and the adapters a model
 	$(BIN)/python tools/quickstart/make_speech.py --first 20 --output $(VENV)/speech > /dev/null
 	$(BIN)/erniekit train examples/configs/quickstart/asr.yaml max_steps=1 warmup_steps=0 do_eval=false report_to=none \

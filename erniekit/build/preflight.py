@@ -187,9 +187,8 @@ def _check_shares(
     """Check what the model is divided into, trains, starts from and is compared with; return notes on its parts."""
     if topology is not None:
         found.attempt(partition_layers, config, model, topology)
-    if folder is not None:
-        found.attempt(_check_start, config, folder)
-    plan = found.attempt(adapter_plan, config, model)
+    starts = folder is None or found.attempt(_starts_with_own_tokens, config, folder)
+    plan = found.attempt(adapter_plan, config, model) if starts else None
     frozen = found.attempt(frozen_parts, config, model)
     weights = found.attempt(local_weights, config, folder)
     if weights is not None:
@@ -200,14 +199,15 @@ def _check_shares(
     return [] if unknown else part_notes(config, model, plan.settings if plan else None)
 
 
-def _check_start(config: Config, folder: Path) -> None:
-    """Check that the tokens of a model or of adapters that the run starts from are those of the run."""
+def _starts_with_own_tokens(config: Config, folder: Path) -> bool:
+    """Check that a model or adapters that the run starts from have no other added tokens than the run; return true."""
     starts = {"init_from_checkpoint": config.checkpoint.init_from_checkpoint}
     if config.lora.lora:
         starts["lora_path"] = config.lora.lora_path
     for parameter, start in starts.items():
         if start:
             refuse_other_tokens(config, folder, Path(start).expanduser(), parameter)
+    return True
 
 
 def _check_output(config: Config, model: ModelConfig | None, folder: Path | None, dp_world_size: int | None) -> None:

@@ -7,8 +7,11 @@ vocabularies that only paddlenlp reads.
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
+
+import yaml
 
 from erniekit.build.step_count import cache_folder
 from erniekit.config import Config
@@ -22,6 +25,7 @@ from erniekit.model.vocabulary import MEAN, NORMAL, grow, grown_vocabulary
 logger = logging.getLogger(__name__)
 
 MOST_NAMED = 3  # tokens in a message
+LONGEST_SHOWN = 200  # characters of a parameter in a message
 
 
 def added_tokens(config: Config) -> list[str]:
@@ -114,9 +118,19 @@ def refuse_other_tokens(config: Config, model: Path, folder: Path, parameter: st
     raise (CheckpointError if resumes else ModelFileError)(
         f"{parameter}: {folder}: the vocabulary there grew in another way than this run asks for\n"
         + "\n".join(lines[:MOST_NAMED] + more)
-        + "\n  Write added_tokens and added_token_ranges as in the run that wrote that folder"
-        + (", or choose another output_dir." if resumes else ".")
+        + f"\n  Write {_as_written_by(folder)}{', or choose another output_dir' if resumes else ''}."
     )
+
+
+def _as_written_by(folder: Path) -> str:
+    """Return the parameters of the run that wrote a folder, as far as it says what they were."""
+    path = folder / "training_config.yaml"
+    stored = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    names = ("added_tokens", "added_token_ranges")
+    lines = [f"{name}: {json.dumps(stored[name], ensure_ascii=False)}" for name in names if stored.get(name)]
+    if lines and all(len(line) <= LONGEST_SHOWN for line in lines):
+        return " and ".join(lines)
+    return "added_tokens and added_token_ranges as in the run that wrote that folder"
 
 
 def _token(number: int | None) -> str:

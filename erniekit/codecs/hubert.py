@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import paddle
 import paddle.nn.functional as F
+from paddle import Tensor
 
 from erniekit.codecs.attention import ACTIVATIONS, attend
 from erniekit.codecs.config_values import config_reader
@@ -27,6 +28,7 @@ from erniekit.json_files import read_json_object
 
 MODEL_TYPES = ("hubert", "wav2vec2")
 CONVOLUTION_EPSILON = 1e-5  # of the norms between convolutions, which no key of config.json changes
+PIECE_FRAMES = 500  # that the convolutions make at once: ten seconds of published models
 VARIANCE_EPSILON = 1e-7  # of the normalisation of the sound
 
 
@@ -155,9 +157,7 @@ def _with_bias(path: str, *shape: int, bias: bool = True) -> Iterator[tuple[str,
         yield f"{path}.bias", shape[:1]
 
 
-def hidden_states(
-    config: SpeechModelConfig, weights: Mapping[str, paddle.Tensor], sound_S: paddle.Tensor
-) -> Iterator[paddle.Tensor]:
+def hidden_states(config: SpeechModelConfig, weights: Mapping[str, Tensor], sound_S: Tensor) -> Iterator[Tensor]:
     """Yield float32[T, H] in the order of transformers' `hidden_states`: what enters layer 0, then what each leaves.
 
     Args:
@@ -261,43 +261,76 @@ def _preprocessing(folder: Path) -> tuple[int, bool]:
 class _Functions:
     """The layers that hold weights, by the path of their names."""
 
-    def __init__(self, weights: Mapping[str, paddle.Tensor]) -> None:
+    def __init__(self, weights: Mapping[str, Tensor]) -> None:
         self.weights = weights
 
-    def linear(self, path: str, x: paddle.Tensor) -> paddle.Tensor:
+    def linear(self, path: str, x: Tensor) -> Tensor:
         return paddle.matmul(x, self.weights[f"{path}.weight"], transpose_y=True) + self.weights[f"{path}.bias"]
 
-    def layer_norm(self, path: str, x: paddle.Tensor, epsilon: float) -> paddle.Tensor:
+    def layer_norm(self, path: str, x: Tensor, epsilon: float) -> Tensor:
         weight = self.weights[f"{path}.weight"]
         return F.layer_norm(x, weight.shape, weight, self.weights[f"{path}.bias"], epsilon)
 
 
-def _extract_features(config: SpeechModelConfig, net: _Functions, sound_S: paddle.Tensor) -> paddle.Tensor:
-    """Return the output [T, C] of the convolutions over the sound."""
+def _extract_features(config: SpeechModelConfig, net: _Functions, sound_S: Tensor) -> Tensor:
+    """Return the output [T, C] of the convolutions over the sound, a piece at a time: they need the most memory."""
+    norm = _norm_over_time(config, net, sound_S) if config.feat_extract_norm == "group" else None
+    frames, field = config.frames(sound_S.shape[0]), config.receptive_field()
+    pieces = []
+    for first in range(0, frames, PIECE_FRAMES):
+        last = min(first + PIECE_FRAMES, frames) - 1
+        pieces.append(_extract_piece(config, net, norm, sound_S[first * config.hop : last * config.hop + field]))
+    return paddle.concat(pieces)
+
+
+def _extract_piece(
+    config: SpeechModelConfig, net: _Functions, norm: Callable[[Tensor], Tensor] | None, sound_S: Tensor
+) -> Tensor:
     activation = ACTIVATIONS[config.feat_extract_activation]
     x_1CS = sound_S.reshape([1, 1, -1])
-    for number, stride in enumerate(config.conv_stride):
-        path = f"feature_extractor.conv_layers.{number}"
-        bias = net.weights[f"{path}.conv.bias"] if config.conv_bias else None
-        x_1CS = F.conv1d(x_1CS, net.weights[f"{path}.conv.weight"], bias, stride)
+    for number in range(len(config.conv_dim)):
+        x_1CS = _convolution(config, net, number, x_1CS)
         if config.feat_extract_norm == "layer":
-            x_1SC = net.layer_norm(f"{path}.layer_norm", x_1CS.transpose([0, 2, 1]), CONVOLUTION_EPSILON)
-            x_1CS = x_1SC.transpose([0, 2, 1])
-        elif number == 0:
-            x_1CS = _norm_over_time(net, f"{path}.layer_norm", x_1CS)
+            path = f"feature_extractor.conv_layers.{number}.layer_norm"
+            x_1CS = net.layer_norm(path, x_1CS.transpose([0, 2, 1]), CONVOLUTION_EPSILON).transpose([0, 2, 1])
+        elif number == 0 and norm is not None:
+            x_1CS = norm(x_1CS)
         x_1CS = activation(x_1CS)
     return x_1CS[0].transpose([1, 0])
 
 
-def _norm_over_time(net: _Functions, path: str, x_1CS: paddle.Tensor) -> paddle.Tensor:
-    """Normalise each channel over the recording: a group norm with as many groups as channels."""
-    centred = x_1CS - x_1CS.mean(2, keepdim=True)
-    scale = (centred.square().mean(2, keepdim=True) + CONVOLUTION_EPSILON).rsqrt()
+def _convolution(config: SpeechModelConfig, net: _Functions, number: int, x_1CS: Tensor) -> Tensor:
+    path = f"feature_extractor.conv_layers.{number}.conv"
+    bias = net.weights[f"{path}.bias"] if config.conv_bias else None
+    return F.conv1d(x_1CS, net.weights[f"{path}.weight"], bias, config.conv_stride[number])
+
+
+def _norm_over_time(config: SpeechModelConfig, net: _Functions, sound_S: Tensor) -> Callable[[Tensor], Tensor]:
+    """Return what normalises each channel of the first convolution over the whole recording: a group norm with as many
+    groups as channels. Mean and variance of the pieces are put together as Chan et al. (1979) do it."""
+    kernel, stride = config.conv_kernel[0], config.conv_stride[0]
+    step = PIECE_FRAMES * config.hop // stride
+    outputs = (sound_S.shape[0] - kernel) // stride + 1
+    count, mean_C1, squares_C1 = 0, np.zeros(1), np.zeros(1)
+    for first in range(0, outputs, step):
+        last = min(first + step, outputs) - 1
+        piece_S = sound_S[first * stride : last * stride + kernel]
+        x_CS = _convolution(config, net, 0, piece_S.reshape([1, 1, -1]))[0]
+        own_C1 = x_CS.mean(1, keepdim=True)
+        deviation_C1 = own_C1.numpy().astype(np.float64) - mean_C1
+        total = count + x_CS.shape[1]
+        squares_C1 = squares_C1 + (x_CS - own_C1).square().sum(1, keepdim=True).numpy().astype(np.float64)
+        squares_C1 = squares_C1 + deviation_C1**2 * (count * x_CS.shape[1] / total)
+        mean_C1 = mean_C1 + deviation_C1 * (x_CS.shape[1] / total)
+        count = total
+    scale_C1 = 1 / np.sqrt(squares_C1 / count + CONVOLUTION_EPSILON)
+    mean, scale = (paddle.to_tensor(values.astype(np.float32)) for values in (mean_C1, scale_C1))
+    path = "feature_extractor.conv_layers.0.layer_norm"
     weight, bias = (net.weights[f"{path}.{name}"].unsqueeze(1) for name in ("weight", "bias"))
-    return centred * (scale * weight) + bias
+    return lambda x_1CS: (x_1CS - mean) * (scale * weight) + bias
 
 
-def _positions(config: SpeechModelConfig, net: _Functions, x_TH: paddle.Tensor) -> paddle.Tensor:
+def _positions(config: SpeechModelConfig, net: _Functions, x_TH: Tensor) -> Tensor:
     """Return relative positions [T, H]: a wide convolution over the frames around each."""
     path, kernel = "encoder.pos_conv_embed", config.num_conv_pos_embeddings
     if config.conv_pos_batch_norm:
@@ -312,25 +345,25 @@ def _positions(config: SpeechModelConfig, net: _Functions, x_TH: paddle.Tensor) 
     return ACTIVATIONS[config.feat_extract_activation](y_TH)
 
 
-def _attention(config: SpeechModelConfig, net: _Functions, path: str, x_TH: paddle.Tensor) -> paddle.Tensor:
+def _attention(config: SpeechModelConfig, net: _Functions, path: str, x_TH: Tensor) -> Tensor:
     heads = [x_TH.shape[0], config.num_attention_heads, -1]
     q, k, v = (net.linear(f"{path}.attention.{name}_proj", x_TH).reshape(heads) for name in "qkv")
     return net.linear(f"{path}.attention.out_proj", attend(q, k, v))
 
 
-def _feed_forward(config: SpeechModelConfig, net: _Functions, path: str, x_TH: paddle.Tensor) -> paddle.Tensor:
+def _feed_forward(config: SpeechModelConfig, net: _Functions, path: str, x_TH: Tensor) -> Tensor:
     inner = ACTIVATIONS[config.hidden_act](net.linear(f"{path}.feed_forward.intermediate_dense", x_TH))
     return net.linear(f"{path}.feed_forward.output_dense", inner)
 
 
-def _layer(config: SpeechModelConfig, net: _Functions, path: str, x_TH: paddle.Tensor) -> paddle.Tensor:
+def _layer(config: SpeechModelConfig, net: _Functions, path: str, x_TH: Tensor) -> Tensor:
     """Attention and an MLP, each followed by a norm, as base models have them."""
     eps = config.layer_norm_eps
     x_TH = net.layer_norm(f"{path}.layer_norm", x_TH + _attention(config, net, path, x_TH), eps)
     return net.layer_norm(f"{path}.final_layer_norm", x_TH + _feed_forward(config, net, path, x_TH), eps)
 
 
-def _stable_layer(config: SpeechModelConfig, net: _Functions, path: str, x_TH: paddle.Tensor) -> paddle.Tensor:
+def _stable_layer(config: SpeechModelConfig, net: _Functions, path: str, x_TH: Tensor) -> Tensor:
     """Attention and an MLP, each behind a norm, as large models have them; and the adapter of a language (MMS)."""
     eps = config.layer_norm_eps
     x_TH = x_TH + _attention(config, net, path, net.layer_norm(f"{path}.layer_norm", x_TH, eps))

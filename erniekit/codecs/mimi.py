@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,14 +26,16 @@ from erniekit.codecs.checks import check_codes, check_sound
 from erniekit.codecs.codebooks import dequantize, quantize
 from erniekit.codecs.config_values import config_reader
 from erniekit.codecs.convolutions import Conv1D, ConvTranspose1D
+from erniekit.codecs.stack import Layer, Residual, pieces_of, through_in_pieces
 from erniekit.codecs.weights import CodecWeights
 from erniekit.errors import ConfigurationError, DataError, ModelFileError
 from erniekit.json_files import read_json_object
 
 MODEL_TYPE = "mimi"
+PIECE_SECONDS = 4  # of sound that go through the convolutions at once
+_UNUSED = r"quantizer\..*"  # levels that are not used, and what is left of training
 USAGE_EPSILON = 1e-5  # the least that the sum of an entry's vectors is divided by
 SEMANTIC, ACOUSTIC = (f"quantizer.{kind}_residual_vector_quantizer" for kind in ("semantic", "acoustic"))
-Step = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -174,6 +176,8 @@ class Mimi:
         self.levels = config.num_quantizers if levels is None else levels
         self.sampling_rate, self.frame_rate = config.sampling_rate, config.frame_rate
         self.codebook_size = config.codebook_size
+        self._hop = math.prod(config.upsampling_ratios)  # samples of a frame of the transformers
+        self._piece = max(1, PIECE_SECONDS * config.sampling_rate // self._hop)  # of these frames
         parts = _Parts(config, CodecWeights(folder))
         self._encoder = parts.encoder()
         self._encoder_transformer = parts.transformer("encoder_transformer")
@@ -185,6 +189,7 @@ class Mimi:
         self._upsample = parts.resample("upsample")
         self._decoder_transformer = parts.transformer("decoder_transformer")
         self._decoder = parts.decoder()
+        parts.weights.refuse_others(_UNUSED)
         facts = [asdict(config), self.levels, parts.weights.digest]
         self.fingerprint = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
@@ -198,7 +203,8 @@ class Mimi:
         if not len(sound):
             raise DataError("a recording without samples has no codes")
         with paddle.no_grad():
-            x_1CT = _through(self._encoder, paddle.to_tensor(sound).reshape([1, 1, -1]))
+            pieces = pieces_of(paddle.to_tensor(sound).reshape([1, 1, -1]), self._piece * self._hop)
+            x_1CT = paddle.concat(list(through_in_pieces(self._encoder, pieces, down=self._hop)), 2)
             x_1CT = self._downsample(_over_time(self._encoder_transformer, x_1CT))
             codes = [quantizer.encode(x_1CT) for quantizer in self._quantizers]
         return paddle.concat(codes).numpy().astype(np.int32)
@@ -218,7 +224,8 @@ class Mimi:
             if len(codes) > first.levels:
                 x_1CT = x_1CT + self._quantizers[1].decode(paddle.to_tensor(codes[first.levels :]))
             x_1CT = _over_time(self._decoder_transformer, self._upsample(x_1CT))
-            return _through(self._decoder, x_1CT).numpy()[0, 0]
+            pieces = through_in_pieces(self._decoder, pieces_of(x_1CT, self._piece), up=self._hop)
+            return np.concatenate([piece.numpy()[0, 0] for piece in pieces])
 
 
 @dataclass(frozen=True)
@@ -249,25 +256,13 @@ def _projected(x_TC: Tensor, weight: Tensor | None) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _Residual:
-    """A stack whose output is added to its input, or to a convolution of it."""
-
-    steps: Sequence[Step]
-    shortcut: Step | None
-
-    def __call__(self, x_1CT: Tensor) -> Tensor:
-        y_1CT = _through(self.steps, x_1CT)
-        return y_1CT + (x_1CT if self.shortcut is None else self.shortcut(x_1CT))
-
-
-@dataclass(frozen=True)
 class _Parts:
     """Put the parts of the codec together from its weights."""
 
     config: MimiConfig
     weights: CodecWeights
 
-    def encoder(self) -> list[Step]:
+    def encoder(self) -> list[Layer]:
         """Sound to states at twice the frame rate."""
         config = self.config
         channels = config.num_filters
@@ -283,7 +278,7 @@ class _Parts:
         path = f"encoder.layers.{len(steps)}"
         return [*steps, self.convolution(path, channels, config.hidden_size, config.last_kernel_size)]
 
-    def decoder(self) -> list[Step]:
+    def decoder(self) -> list[Layer]:
         """States at twice the frame rate to sound."""
         config = self.config
         channels = config.num_filters * 2 ** len(config.upsampling_ratios)
@@ -299,15 +294,15 @@ class _Parts:
         path = f"decoder.layers.{len(steps)}"
         return [*steps, self.convolution(path, channels, 1, config.last_kernel_size)]
 
-    def residual(self, path: str, channels: int, number: int) -> Step:
+    def residual(self, path: str, channels: int, number: int) -> Layer:
         config, inner = self.config, channels // self.config.compress
         dilation = config.dilation_growth_rate**number
         first = self.convolution(f"{path}.block.1", channels, inner, config.residual_kernel_size, dilation=dilation)
         second = self.convolution(f"{path}.block.3", inner, channels, 1)
-        shortcut = self.convolution(f"{path}.shortcut", channels, channels, 1) if config.use_conv_shortcut else None
-        return _Residual((F.elu, first, F.elu, second), shortcut)
+        shortcut = [self.convolution(f"{path}.shortcut", channels, channels, 1)] if config.use_conv_shortcut else []
+        return Residual((F.elu, first, F.elu, second), shortcut)
 
-    def resample(self, path: str) -> Step:
+    def resample(self, path: str) -> Layer:
         """Halve the rate of states, or double it."""
         size = self.config.hidden_size
         if path == "upsample":
@@ -325,7 +320,7 @@ class _Parts:
         dilation: int = 1,
         bias: bool = True,
         mode: str | None = None,
-    ) -> Step:
+    ) -> Layer:
         padding = (kernel - 1) * dilation + 1 - stride
         right = 0 if self.config.use_causal_conv else padding // 2
         return Conv1D(
@@ -341,7 +336,7 @@ class _Parts:
 
     def transposed(
         self, path: str, inputs: int, outputs: int, kernel: int, *, stride: int, groups: int = 1, bias: bool = True
-    ) -> Step:
+    ) -> Layer:
         padding = kernel - stride
         causal = self.config.use_causal_conv
         right = math.ceil(padding * self.config.trim_right_ratio) if causal else padding // 2
@@ -431,12 +426,6 @@ class _TransformerLayer:
 
     def _norm(self, name: str, x: Tensor) -> Tensor:
         return F.layer_norm(x, x.shape[-1:], self.tensors[name], self.tensors[f"{name}.bias"], self.config.norm_eps)
-
-
-def _through(steps: Sequence[Step], x: Tensor) -> Tensor:
-    for step in steps:
-        x = step(x)
-    return x
 
 
 def _over_time(layers: Sequence[_TransformerLayer], x_1HT: Tensor) -> Tensor:

@@ -63,8 +63,8 @@ class Config:
     moe: MoeParameters
     vocabulary: VocabularyParameters
     units: UnitParameters
-    codes: CodesParameters
     generation: GenerationParameters
+    codes: CodesParameters
     messages: tuple[str, ...]
     path: Path | None
     verb: str

@@ -44,8 +44,8 @@ SECTIONS: tuple[Section, ...] = (
     moe.SECTION,
     vocabulary.SECTION,
     units.SECTION,
-    codes.SECTION,
     generation.SECTION,
+    codes.SECTION,
 )
 PARAMETERS: Mapping[str, Parameter] = {item.name: item for section in SECTIONS for item in section.parameters}
 ALIASES: Mapping[str, Alias] = {alias.name: alias for section in SECTIONS for alias in section.aliases}

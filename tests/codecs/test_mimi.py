@@ -50,6 +50,17 @@ def test_facts_of_a_codec(tmp_path):
         assert codes.shape == (4, frames) and codec.decode(codes).shape == (16 * frames,)
 
 
+@every_case
+def test_pieces_of_a_recording_give_what_the_whole_gives(number, tmp_path, monkeypatch):
+    codec, sound = Mimi(tiny(tmp_path, number)), seeded_sound("long", 611)
+    codes = codec.encode(sound)
+    decoded = codec.decode(codes)
+    for frames in (1, 7):
+        monkeypatch.setattr(codec, "_piece", frames)
+        np.testing.assert_array_equal(codec.encode(sound), codes)
+        np.testing.assert_allclose(codec.decode(codes), decoded, atol=2e-6)
+
+
 def test_fewer_levels_are_the_coarsest(tmp_path):
     folder, sound = tiny(tmp_path), seeded_sound("levels", 333)
     whole = Mimi(folder)
@@ -125,6 +136,7 @@ def test_sound_that_is_none_is_refused(tmp_path):
         ({"frame_rate": 12.5}, r"frame_rate: 12.5 is not half of 100"),
         ({"rope_scaling": {"type": "linear", "factor": 2}}, "scaled rotary positions"),
         ({"num_quantizers": 5}, r"lack quantizer.acoustic_residual_vector_quantizer.layers.3.codebook.cluster_usage"),
+        ({"num_hidden_layers": 1}, r"no place for.*\s+decoder_transformer.layers.1"),
         ({"num_hidden_layers": 10**12}, r"lack encoder_transformer.layers.2.self_attn.q_proj.weight"),
         ({"num_filters": 6}, r"encoder.layers.0.conv.weight has shape \[4, 1, 7\]; config.json asks for \[6, 1, 7\]"),
     ],
@@ -132,6 +144,18 @@ def test_sound_that_is_none_is_refused(tmp_path):
 def test_a_folder_that_does_not_fit_is_refused(changes, message, tmp_path):
     with pytest.raises(ModelFileError, match=message):
         Mimi(tiny(tmp_path, **changes))
+
+
+def test_the_window_is_that_of_transformers_5(tmp_path):
+    with np.load(RECORDED.parent / "mimi5.npz") as file:
+        facts = json.loads(bytes(file["0/facts"]))
+        codes, sound = file["0/803/codes"], file["0/803/sound"]
+    codec = Mimi(write_folder(tmp_path / "narrow", facts["config"], facts["shapes"]))
+    heard = seeded_sound(f"{facts['name']} 803", 803)
+    np.testing.assert_array_equal(codec.encode(heard), codes)
+    np.testing.assert_allclose(codec.decode(codes), sound, atol=1e-4)
+    wide = Mimi(write_folder(tmp_path / "wide", {**facts["config"], "sliding_window": 250}, facts["shapes"]))
+    assert (wide.encode(heard) != codes).any()
 
 
 def test_positions_are_read_where_transformers_5_puts_them(tmp_path):

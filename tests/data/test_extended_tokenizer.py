@@ -18,8 +18,10 @@ from erniekit.data.tokenizers.extend import FACTS_FILE, declared_ids, extend_tok
 from erniekit.data.tokenizers.files import TEXT_TOKENS_KEY
 from erniekit.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from erniekit.errors import ConfigurationError, DataError, ModelFileError
+from tests.data import added_token_texts
 from tests.data.conftest import write_tokenizer
 from tests.data.vocabularies import BEGIN, END, write_sentencepiece, write_tekken
+from tests.tiny_runs import ROOT
 
 UNITS = tuple(f"<|unit{number}|>" for number in range(12))
 TOKENS = ("<|continue|>", "<|correspond|>", *UNITS)
@@ -225,3 +227,11 @@ def test_a_tekken_vocabulary_is_refused_and_not_copied(tmp_path: Path) -> None:
     both = write_tokenizer(tmp_path / "both")
     shutil.copy(folder / "tekken.json", both)
     assert not (extend_tokenizer(both, TOKENS, tmp_path).folder / "tekken.json").exists()
+
+
+def test_transformers_5_gives_the_same_ids(tmp_path: Path) -> None:
+    """Compared with recorded ids; tests/parity/test_extended_tokenizers.py runs transformers 4."""
+    extended = extend_tokenizer(ROOT / "examples/models/tiny-ernie", added_token_texts.TOKENS, tmp_path)
+    tokenizer, recorded = load_tokenizer(extended.folder), json.loads(added_token_texts.RECORDED.read_text())
+    assert [tokenizer.encode(text) for text in added_token_texts.TEXTS] == recorded["ids"]
+    assert tokenizer.vocab_size == recorded["size"]

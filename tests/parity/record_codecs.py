@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,15 +22,17 @@ ROOT = Path(__file__).parents[2]
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
 
-from tests.codecs import mimi_models, speech_models  # noqa: E402
+from tests.codecs import codec_cases, mimi_models, speech_models  # noqa: E402
 from tests.codecs.seeded_folders import seeded_sound, seeded_tensor  # noqa: E402
 
 TARGET = ROOT / "tests/codecs/recorded"
 
 
-def seeded_model(model: torch.nn.Module) -> dict[str, list[int]]:
+def seeded_model(
+    model: torch.nn.Module, seeded: Callable[[str, tuple[int, ...]], np.ndarray] = seeded_tensor
+) -> dict[str, list[int]]:
     """Give a model its seeded weights; return their shapes by the names that a folder has."""
-    values = {name: torch.tensor(seeded_tensor(name, tuple(v.shape))) for name, v in model.state_dict().items()}
+    values = {name: torch.tensor(seeded(name, tuple(v.shape))) for name, v in model.state_dict().items()}
     model.load_state_dict(values)
     model.eval()
     return {name: list(value.shape) for name, value in values.items()}
@@ -74,10 +77,68 @@ def record_mimi(target: Path) -> None:
     np.savez_compressed(target / "mimi.npz", **recorded)
 
 
+class Coded(NamedTuple):
+    """What transformers makes of a sound.
+
+    Attributes:
+        codes: int [levels, T], of all chunks one after the other.
+        scales: float32 [chunks], where an EnCodec normalizes.
+        sound: of the codes, float32 [channels, samples].
+    """
+
+    codes: np.ndarray
+    scales: np.ndarray | None
+    sound: np.ndarray
+
+
+def encodec_coded(model: Any, sound: np.ndarray, bandwidth: float) -> Coded:
+    """Encode float32 [channels, samples] and decode it again, all channels of an EncodecModel at once."""
+    with torch.no_grad():
+        found = model.encode(torch.tensor(sound)[None], bandwidth=bandwidth)
+        chunks, padding = found.audio_codes[:, 0], found.last_frame_pad_length
+        last = chunks[-1][:, : chunks.shape[2] - padding]
+        decoded = model.decode(found.audio_codes, found.audio_scales, last_frame_pad_length=padding).audio_values
+    scales = torch.cat([scale[0] for scale in found.audio_scales]).numpy() if model.config.normalize else None
+    return Coded(torch.cat([*chunks[:-1], last], 1).numpy(), scales, decoded[0].numpy())
+
+
+def dac_coded(model: Any, sound: np.ndarray, levels: int | None = None) -> Coded:
+    """Encode float32 [samples] as the feature extractor pads them, and decode them again."""
+    padded = np.pad(sound, (0, -len(sound) % model.config.hop_length))
+    with torch.no_grad():
+        codes = model.encode(torch.tensor(padded)[None, None], n_quantizers=levels).audio_codes
+        return Coded(codes[0].numpy(), None, model.decode(audio_codes=codes).audio_values.numpy())
+
+
+def tiny_codec(model_type: str, number: int) -> tuple[Any, dict[str, list[int]]]:
+    """Return a tiny EnCodec or DAC of transformers with its seeded weights, and their shapes."""
+    kind = {"encodec": transformers.EncodecModel, "dac": transformers.DacModel}[model_type]
+    _, changes = codec_cases.CASES[model_type][number]
+    model = kind(kind.config_class(**{**codec_cases.TINY[model_type], **changes}))
+    return model, seeded_model(model, codec_cases.codec_tensor)
+
+
+def record_encodec_and_dac(target: Path) -> None:
+    """Write encodec_dac.npz: for each case the shapes of its weights, and what becomes of a sound."""
+    recorded: dict[str, np.ndarray] = {}
+    for model_type, cases in codec_cases.CASES.items():
+        for number, (name, _) in enumerate(cases):
+            model, shapes = tiny_codec(model_type, number)
+            sound = codec_cases.case_sound(name, getattr(model.config, "audio_channels", 1))
+            coded = encodec_coded(model, sound, 6.0) if model_type == "encodec" else dac_coded(model, sound[0])
+            recorded[f"{model_type}/{number}/shapes"] = as_bytes(shapes)
+            recorded[f"{model_type}/{number}/codes"] = coded.codes.astype(np.int16)
+            recorded[f"{model_type}/{number}/sound"] = coded.sound
+            if coded.scales is not None:
+                recorded[f"{model_type}/{number}/scales"] = coded.scales
+    np.savez_compressed(target / codec_cases.RECORDED.name, **recorded)
+
+
 def main() -> None:
     TARGET.mkdir(exist_ok=True)
     record_speech_models(TARGET)
     record_mimi(TARGET)
+    record_encodec_and_dac(TARGET)
     for path in sorted(TARGET.glob("*.npz")):
         print(f"{path.relative_to(ROOT)}: {path.stat().st_size:,} bytes")
 

@@ -1,9 +1,10 @@
-"""`make quickstart` and `make quickstart-asr`: two tiny models, trained on a CPU in minutes.
+"""`make quickstart`, `make quickstart-asr` and `make quickstart-units`: tiny models, trained on a CPU in minutes.
 
-    python tools/quickstart/run.py [text | speech]
+    python tools/quickstart/run.py [text | speech | units]
 
 `text`: what a tiny ERNIE answers before and after it is trained on the shipped data. `speech`: how well a tiny
 Qwen2-Audio hears digits, in voices that it was trained on and in others, and a voice that adapters are trained on.
+`units`: a tiny ERNIE whose vocabulary grows by units of speech, writes down what it hears, and says what it reads.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ SCORE = "tools/quickstart/score.py"
 SPEECH = "output/quickstart/speech"
 ASR, ASR_LORA = (f"examples/configs/quickstart/{name}.yaml" for name in ("asr", "asr-lora"))
 LISTENER = "output/quickstart/asr"
+UNITS, SPEAKER = "examples/configs/quickstart/units.yaml", "output/quickstart/units"
 PROMPTS = (
     "What is 27 + 15?",
     "Sort 7, 2, 9, 4 in descending order.",
@@ -68,6 +70,17 @@ def speech() -> str:
     return f"Let it hear others: {program_folder()}/erniekit transcribe {LISTENER} FILES"
 
 
+def units() -> str:
+    """Train the tiny speaker; return the command that goes on from there."""
+    run("Make units of spoken digits", "python", "tools/quickstart/make_units.py")
+    run("Train", "erniekit", "train", UNITS)
+    run("Held-out phrases: units to words, and words to units", "erniekit", "eval", UNITS)
+    greedy = ("--temperature", "0")
+    run("Let it write down", "erniekit", "generate", SPEAKER, "--prompts", f"{SPEAKER}-data/ask.jsonl", *greedy)
+    run("Let it speak", "erniekit", "generate", SPEAKER, "--prompt", "Voice 2: seven zero four", *greedy)
+    return f"Talk to it: {program_folder()}/erniekit chat {SPEAKER} --temperature 0"
+
+
 def program_folder() -> Path:
     binaries = Path(sys.executable).parent
     return binaries.relative_to(ROOT) if binaries.is_relative_to(ROOT) else binaries
@@ -75,11 +88,11 @@ def program_folder() -> Path:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="?", choices=("text", "speech"), default="text")
+    parser.add_argument("what", nargs="?", choices=("text", "speech", "units"), default="text")
     what = parser.parse_args().what
     start = time.monotonic()
     os.chdir(ROOT)
-    following = {"text": text, "speech": speech}[what]()
+    following = {"text": text, "speech": speech, "units": units}[what]()
     print(f"\nDone in {time.monotonic() - start:.0f} s. {following}")
 
 

@@ -32,7 +32,7 @@ class CodesParameters:
         "The number of codes for each frame: the levels of the codec from the coarsest. null takes all that the codec "
         "has, and 4 where `residual_kmeans` is fitted.",
         minimum=1,
-        maximum=1024,
+        maximum=64,
         unit="levels",
         example=8,
     )
@@ -58,7 +58,7 @@ class CodesParameters:
         "The number of codes in a codebook that is fitted, that is of clusters of k-means. A codec that is there has "
         "its own.",
         minimum=2,
-        maximum=65_536,
+        maximum=32_768,
         unit="codes",
         needs=when("codec", *FITTED),
         example=1024,

@@ -34,16 +34,25 @@ def is_asr_record(record: dict) -> bool:
 
 def parse_asr(record: dict) -> Conversation:
     """Return the dialogue in which a user gives the recording, and the assistant answers with its transcript."""
-    name = _first(record, RECORDING_FIELDS)
-    if name is None:
-        raise MalformedError(RECORDING_FIELDS[0], EXPECTED, "nothing")
-    clip = _stretch(record, parse_recording(record[name], name))
+    clip = parse_clip(record)
     text_name = _first(record, TEXT_FIELDS)
     if text_name is None:
         raise MalformedError(TEXT_FIELDS[0], "the transcript", "nothing")
     text = parse_answer(record[text_name], text_name)
     turns = (Turn(USER, "", clips=(ContentClip(0, clip),)), Turn(ASSISTANT, text, True))
     return Conversation(turns, transcribes=True, language=_language(record))
+
+
+def parse_clip(record: dict) -> Clip:
+    """Return the recording that a record names, or the stretch of one; the record need not have a transcript.
+
+    Raises:
+        MalformedError: it names none, or the stretch is none.
+    """
+    name = _first(record, RECORDING_FIELDS)
+    if name is None:
+        raise MalformedError(RECORDING_FIELDS[0], EXPECTED, "nothing")
+    return _stretch(record, parse_recording(record[name], name))
 
 
 def _first(record: dict, names: tuple[str, ...]) -> str | None:

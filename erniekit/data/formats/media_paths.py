@@ -53,13 +53,14 @@ def locate_clips(record: Record, value: dict, folders: Sequence[str]) -> Record:
 
 def _located(dialogue: Conversation, value: dict, folders: Sequence[str]) -> Conversation:
     turns = [
-        replace(turn, clips=tuple(found._replace(clip=_locate(found.clip, value, folders)) for found in turn.clips))
+        replace(turn, clips=tuple(found._replace(clip=locate_clip(found.clip, value, folders)) for found in turn.clips))
         for turn in dialogue.turns
     ]
     return replace(dialogue, turns=tuple(turns))
 
 
-def _locate(clip: Clip, value: dict, folders: Sequence[str]) -> Clip:
+def locate_clip(clip: Clip, value: dict, folders: Sequence[str]) -> Clip:
+    """Return a clip with the absolute path of a file that exists; the arguments are those of `locate_clips`."""
     if clip.row >= 0:  # in the data file itself
         return clip
     real, reason = find_file(clip.path, folders, "recordings")

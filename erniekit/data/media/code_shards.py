@@ -25,7 +25,7 @@ from erniekit.errors import DataError
 INDEX = "data.lst"
 SUFFIX = ".npy"
 _INT16_CODES = 1 << 15
-_LONGEST_KEY = 200  # bytes; a file's name has at most 255
+LONGEST_KEY = 200  # bytes; a file's name has at most 255
 _UNFIT = re.compile(r"[%./\\\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # tar readers end a key at its first dot
 
 
@@ -61,15 +61,11 @@ class CodedRecording:
 
 
 def shard_key(name: str) -> str:
-    """Return the key of a recording: its name, with `%xx` for characters that end keys or name folders.
+    """Return the key of a recording: its id, with `%xx` for characters that end keys or name folders.
 
-    Raises:
-        DataError: it is empty, or longer than the name of a file may be.
+    Different ids have different keys. One of 1 to LONGEST_KEY bytes is the name of a file, too.
     """
-    key = _UNFIT.sub(lambda found: "".join(f"%{byte:02X}" for byte in found[0].encode("utf-8", "surrogatepass")), name)
-    if not key or len(key.encode()) > _LONGEST_KEY:
-        raise DataError(f"expected an id of 1 to {_LONGEST_KEY} bytes, got {len(key.encode()):,}")
-    return key
+    return _UNFIT.sub(lambda found: "".join(f"%{byte:02X}" for byte in found[0].encode("utf-8", "surrogatepass")), name)
 
 
 def write_shard(shard: Shard, samples: Iterable[CodedRecording], codebook_size: int) -> Shard:

@@ -37,7 +37,7 @@ class UnitText:
     def _special_ids(self) -> frozenset[int]:
         """The tokens of units that the tokenizer leaves out of a text as control tokens."""
         control = {self.tokenizer.token_id(token) for token in self.tokenizer.control_tokens}
-        return frozenset(control.intersection(unit_ids(self.tokenizer, self.unit_token))) - {None}
+        return frozenset(number for number in unit_ids(self.tokenizer, self.unit_token) if number in control)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of an answer, in which units are their tokens, also where these are control tokens."""
