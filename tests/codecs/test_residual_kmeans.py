@@ -136,6 +136,7 @@ def damaged(folder: Path, **values: object) -> None:
         ({"levels": "3"}, "levels is '3': expected int"),
         ({"levels": 0}, "levels is 0: expected 1 to 64"),
         ({"codebook_size": 10**9}, "codebook_size"),
+        ({"neighbour_weight": 0.4}, "neighbour_weight"),
         ({"griffin_lim_rounds": -1}, "griffin_lim_rounds"),
         ({"griffin_lim_momentum": 1}, "griffin_lim_momentum"),
         ({"odd": 1}, "odd is not known"),
