@@ -95,21 +95,29 @@ class ResidualKMeans:
         Raises:
             DataError: a code is out of range, or their shape is wrong.
         """
-        codes, config = check_codes(codes, self), self.config
-        if not codes.shape[1]:
-            return np.zeros(0, np.float32)
-        log_mel = np.tile(self.mean, (codes.shape[1], 1))
-        for centroids, level in zip(self.codebooks, codes, strict=False):
-            log_mel += centroids[level]
-        if weight := config.neighbour_weight:
-            spread = np.pad(log_mel, ((1, 1), (0, 0)), "edge")
-            log_mel = (1 - 2 * weight) * log_mel + weight * (spread[:-2] + spread[2:])
+        config = self.config
         return griffin_lim(
-            magnitudes_of(log_mel, config.frames),
+            magnitudes_of(self.log_mel_of(codes), config.frames),
             config.frames,
             rounds=config.griffin_lim_rounds,
             momentum=config.griffin_lim_momentum,
         )
+
+    def log_mel_of(self, codes: np.ndarray) -> np.ndarray:
+        """Return the frames that codes stand for, float32[frames, mel_bins], each with a part of its neighbours.
+
+        Raises:
+            DataError: as `decode`.
+        """
+        codes = check_codes(codes, self)
+        log_mel = np.tile(self.mean, (codes.shape[1], 1))
+        for centroids, level in zip(self.codebooks, codes, strict=False):
+            log_mel += centroids[level]
+        weight = np.float32(self.config.neighbour_weight)
+        if not weight or not len(log_mel):
+            return log_mel
+        around = np.concatenate([log_mel[:1], log_mel, log_mel[-1:]])
+        return (1 - 2 * weight) * log_mel + weight * (around[:-2] + around[2:])
 
     def save(self, folder: Path) -> None:
         """Write `config.json` and `model.safetensors` into a folder."""
