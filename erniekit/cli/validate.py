@@ -193,6 +193,10 @@ def _model_numbers(plan: LayoutPlan | str) -> list[tuple[str, ...]]:
 
 def _read_data(config: Config, world_size: int | None) -> tuple[str, int | None]:
     """Read the data; return a summary as text, and the length of the longest training sample in tokens."""
+    if config.verb == "codes":
+        from erniekit.runners.codes import records_summary
+
+        return "\n\n" + escape_control_characters(records_summary(config)), None
     from erniekit.runners.preview import data_summary, longest_sample
 
     summary = data_summary(config, topology_from(config, world_size).dp_world_size)

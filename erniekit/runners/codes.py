@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import logging
 import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +39,11 @@ from erniekit.data.record_list import RecordList, data_identity, open_list, writ
 from erniekit.data.recording_facts import duration
 from erniekit.errors import ConfigurationError, DataError, UserError
 from erniekit.runners.code_blocks import WORK, CodesSummary, encode_blocks, reading_of
+from erniekit.temp_folders import temp_folder
 
 logger = logging.getLogger(__name__)
+
+MOST_SHOWN = 20  # records that name no recording
 
 
 def write_codes(config: Config, *, fits_only: bool = False) -> CodesSummary:
@@ -154,7 +159,7 @@ def _told_again(folder: Path, known: CodesFacts) -> CodesSummary:
         "overwrite_output_dir: true encodes them again"
     )
     if known.errors:
-        logger.error(f"{known.errors:,} recordings could not be encoded: {folder / ERRORS}")
+        logger.error(f"error: recordings that could not be encoded: {known.errors:,}, see {folder / ERRORS}")
     return CodesSummary(known.recordings, known.errors)
 
 
@@ -172,9 +177,25 @@ def _list(folder: Path, config: Config) -> RecordList:
         found = write_list(work, section.train_dataset_path, section.media_dir)
     for name in found.facts.left_out:
         logger.info(f"field {name!r} of records: left out, because JSON cannot hold its bytes")
-    errors = f"; {found.facts.errors:,} records name none, see {ERRORS}" if found.facts.errors else ""
+    errors = f", {found.facts.errors:,} without one (see {ERRORS})" if found.facts.errors else ""
     logger.info(f"records: {len(found):,} with a recording{errors}")
     return found
+
+
+def records_summary(config: Config) -> str:
+    """List the records without encoding any; return their number, and the first of those that name no recording."""
+    section = config.training
+    with temp_folder("erniekit-records-") as folder:
+        records = write_list(folder, section.train_dataset_path, section.media_dir)
+        lines = [f"records: {len(records):,} with a recording"]
+        if count := records.facts.errors:
+            lines.append(f"{count:,} {'records name' if count > 1 else 'record names'} no recording:")
+            with open(records.errors, encoding="utf-8") as file:
+                shown = [json.loads(line) for line in islice(file, MOST_SHOWN)]
+            lines += [f"  {error['place']}: {error['reason']}" for error in shown]
+            lines += [f"  ... and {count - MOST_SHOWN:,} more"] * (count > MOST_SHOWN)
+        records.close()
+    return "\n".join(lines)
 
 
 # The codec.

@@ -172,3 +172,35 @@ def test_the_verb_asks_for_data_and_a_folder_and_for_no_model(data: Path, tmp_pa
         from erniekit.runners.decode import decode_codes
 
         decode_codes(tmp_path / "none", tmp_path / "wav")
+
+
+def test_validate_knows_the_verb_and_lists_the_records(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "codec").mkdir()
+    named = tmp_path / "c.yaml"
+    lines = (data / "data.jsonl").read_text(encoding="utf-8") + '\n{"audio_path": "none.wav"}\n'
+    (data / "more.jsonl").write_text(lines, encoding="utf-8")
+    text = f"train_dataset_path: {data / 'more.jsonl'}\noutput_dir: {tmp_path / 'out'}\ncodes_format: jsonl\n"
+    named.write_text(text, encoding="utf-8")
+    assert main(["validate", str(named), "--data"]) == 0
+    shown = capsys.readouterr().out
+    assert "valid for `erniekit codes`" in shown and "records: 8 with a recording" in shown
+    assert "1 record names no recording:" in shown and "more.jsonl:9: audio_path: expected a sound file" in shown
+    named.write_text(f"{text}codec: {tmp_path / 'codec'}\n", encoding="utf-8")
+    assert main(["validate", str(named)]) == 2
+    assert "has no config.json, so it is no folder of a model" in capsys.readouterr().err
+    (tmp_path / "codec" / "config.json").write_text("{}", encoding="utf-8")
+    assert main(["validate", str(named), "--verb", "codes"]) == 2
+    assert "model_type: expected the name of a codec, got none" in capsys.readouterr().err
+
+
+def test_words_that_do_not_go_together_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, said in (
+        ([], "name a configuration file, or a folder of codes with --decode"),
+        (["c.yaml", "--output", "o"], "--output, --codec and --device belong to --decode"),
+        (["--decode", "o"], "--decode needs --output DIR"),
+        (["c.yaml", "--decode", "o", "--output", "w"], "--decode takes no configuration"),
+    ):
+        assert main(["codes", *arguments]) == 2
+        assert said in capsys.readouterr().err
