@@ -3,8 +3,9 @@
 
     .venv-transformers5/bin/python tools/parity/record_codecs5.py
 
-Needs transformers 5, torch and torchaudio, and neither Paddle nor the package. The weights and sounds are those of
-tests/codecs/seeded_folders.py, and are not stored.
+Needs transformers 5, torch and torchaudio (`pip install --no-deps torchaudio`), and neither Paddle nor the package.
+Beside a torch without CUDA, torchaudio is imported once the libraries in its folder `lib` are gone; what is used of it
+is Python. The weights and sounds are those of tests/codecs/seeded_folders.py, and are not stored.
 
 tests/codecs/recorded/higgs.npz and mimi5.npz hold for each case its facts (`config.json`, names and shapes of the
 weights), and for each length of sound the codes, int16 [levels, T], and the sound that they decode to.
