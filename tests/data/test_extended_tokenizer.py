@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from erniekit.data.conversation import Conversation, Turn
-from erniekit.data.templates.ernie import chat_template, encode_sample
+from erniekit.data.templates.ernie import TEMPLATE_FILE, WRITTEN, chat_template, encode_sample
+from erniekit.data.tokenizers import extend
 from erniekit.data.tokenizers.extend import FACTS_FILE, declared_ids, extend_tokenizer
 from erniekit.data.tokenizers.files import TEXT_TOKENS_KEY
 from erniekit.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
@@ -202,6 +204,28 @@ def test_what_cannot_be_added_is_refused_and_leaves_nothing(
     with pytest.raises(ConfigurationError, match=reason.replace("|", r"\|")):
         extend_tokenizer(folder, ("<|ok|>", *tokens), tmp_path / "cache")
     assert list((tmp_path / "cache").rglob("*.json")) == []
+
+
+@pytest.mark.parametrize("token", ["User:", "nt:"])
+def test_what_ernies_dialogues_write_is_refused_where_there_are_dialogues(tmp_path: Path, token: str) -> None:
+    extended = extend_tokenizer(write_tokenizer(tmp_path / "model"), (token,), tmp_path / "cache")
+    tokenizer = load_tokenizer(extended.folder)  # plain texts may hold it
+    with pytest.raises(ConfigurationError, match=f"added_tokens: '{token}' is written by the template of ERNIE-4.5"):
+        chat_template(tokenizer)
+
+
+def test_what_is_refused_is_what_the_template_of_ernie_writes() -> None:
+    pieces = re.findall(r"\{\{- '([^'<]+)' -\}\}", TEMPLATE_FILE.read_text(encoding="utf-8"))
+    assert {piece.replace("\\n", "\n").strip() for piece in pieces} - {""} == {text.strip() for text in WRITTEN}
+
+
+def test_many_tokens_are_told_to_be_slow(tmp_path: Path, caplog: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(extend, "MANY", 3)
+    folder = write_tokenizer(tmp_path / "model")
+    for count, told in ((2, False), (3, True)):
+        caplog.clear()
+        extend_tokenizer(folder, [f"<{number}>" for number in range(count)], tmp_path / "cache")
+        assert ("grows with the square" in caplog.text) == told
 
 
 def test_a_token_that_sentencepiece_never_finds_is_refused(tmp_path: Path) -> None:

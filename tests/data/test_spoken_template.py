@@ -18,9 +18,10 @@ from erniekit.data.templates.ernie import (
 )
 from erniekit.data.templates.spoken import SpokenTemplate
 from erniekit.data.templates.transcription import Speech
+from erniekit.data.tokenizers.extend import extend_tokenizer
 from erniekit.data.tokenizers.tokenizer import load_tokenizer
 from erniekit.data.units import Units
-from erniekit.errors import ModelFileError
+from erniekit.errors import ConfigurationError, ModelFileError
 from tests.data.unit_vocabularies import UNITS, write_unit_tokenizer
 
 KINDS = ("mistral", "lines", "joined")
@@ -202,3 +203,9 @@ def test_other_dialogues_are_refused(tokenizers, turns, says):
 def test_the_mark_has_to_be_a_token(tokenizer):
     with pytest.raises(ModelFileError, match=r'write added_tokens: \["<\|correspond\|>"\]'):
         chat_template(tokenizer, speech=Speech(dialogue_template="spoken"))
+
+
+def test_an_added_token_that_the_template_writes_is_refused(tokenizer, tmp_path):
+    folder = extend_tokenizer(tokenizer.folder, ("conversation between",), tmp_path).folder
+    with pytest.raises(ConfigurationError, match="'conversation between' is written by the template of spoken"):
+        spoken(load_tokenizer(folder), "spoken")

@@ -17,13 +17,14 @@ from erniekit.data.conversation import Conversation
 from erniekit.data.media.clip import PlacedClip
 from erniekit.data.templates.transcription import DEFAULT_REQUEST, DEFAULT_SPEECH, Request, Speech
 from erniekit.data.tokenizers.tokenizer import Tokenizer
-from erniekit.errors import DataError, ModelFileError
+from erniekit.errors import ConfigurationError, DataError, ModelFileError
 
 if TYPE_CHECKING:  # `erniekit validate` checks templates without NumPy
     import numpy as np
 
 IGNORE_INDEX = -100
 TEMPLATE_FILE = Path(__file__).with_name("ernie.jinja")
+WRITTEN = ("User: ", "\nAssistant: ")  # by that template, beside contents and control tokens
 TEMPLATE_FOR_OTHERS = Path(__file__).with_name("chat_template.jinja")  # the same format, as other programs render it
 
 
@@ -122,6 +123,7 @@ class ErnieTemplate:
     def __init__(self, tokenizer: Tokenizer, speech: Speech = DEFAULT_SPEECH) -> None:
         from erniekit.data.templates.speech import UnitText  # speech.py imports this module
 
+        refuse_tokens_in(WRITTEN, tokenizer, "ERNIE-4.5's dialogues")
         end_id = tokenizer.token_id(self.END)
         if end_id is None or tokenizer.token_id(self.BEGIN) is None:
             raise ModelFileError(f"the tokenizer lacks {self.BEGIN} or {self.END}, which ERNIE-4.5's dialogues need")
@@ -170,6 +172,16 @@ def rendered_or_refused(
     return results
 
 
+def refuse_tokens_in(written: Iterable[str], tokenizer: Tokenizer, whose: str) -> None:
+    """Raise ConfigurationError if what a template writes holds an added token, which would change every dialogue."""
+    found = next((token for token in sorted(tokenizer.text_tokens) for text in written if token in text), None)
+    if found is not None:
+        raise ConfigurationError(
+            f"added_tokens: {found!r} is written by the template of {whose}, whose tokens would change\n"
+            "  Write another text."
+        )
+
+
 def chat_template(
     tokenizer: Tokenizer,
     variables: Mapping[str, Any] | None = None,
@@ -187,6 +199,7 @@ def chat_template(
         speech: how units of speech are written, and whether the spoken-dialogue template takes the place of others.
 
     Raises:
+        ConfigurationError: the template writes an added token.
         ModelFileError: no template is there and the tokenizer is not one of these, or the jinja text is broken.
         DataError: the jinja template cannot be used for training (see JinjaTemplate).
     """

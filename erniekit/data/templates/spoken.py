@@ -23,7 +23,7 @@ from functools import partial
 from typing import NamedTuple
 
 from erniekit.data.conversation import ASSISTANT, USER, Conversation, Part, Turn
-from erniekit.data.templates.ernie import Segment, TemplateRefusedError, rendered_or_refused
+from erniekit.data.templates.ernie import Segment, TemplateRefusedError, refuse_tokens_in, rendered_or_refused
 from erniekit.data.templates.speech import UnitText
 from erniekit.data.templates.transcription import Speech
 from erniekit.data.tokenizers.tokenizer import Tokenizer
@@ -64,6 +64,7 @@ class SpokenTemplate:
     part is encoded on its own.
 
     Raises:
+        ConfigurationError: an added token is in what the template writes.
         ModelFileError: the tokenizer has no token `correspond_token`.
     """
 
@@ -71,6 +72,7 @@ class SpokenTemplate:
     variable_names: Set[str] = frozenset()
 
     def __init__(self, tokenizer: Tokenizer, speech: Speech) -> None:
+        refuse_tokens_in((INSTRUCTION, USER_HEADER, AGENT_HEADER), tokenizer, "spoken dialogues")
         self._tokenizer, self._speech = tokenizer, speech
         self._units = UnitText(tokenizer, speech.unit_token)
         number = tokenizer.token_id(speech.correspond_token)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
@@ -36,9 +37,13 @@ from erniekit.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from erniekit.errors import ConfigurationError, DataError, ModelFileError
 from erniekit.manifest import refuse_changed
 
+logger = logging.getLogger(__name__)
+
 FORMAT_VERSION = 1  # of the copies; raise it when the same tokens give other files
 FACTS_FILE = "extension.json"  # written last
 MODEL_CONFIG_FILE = "config.json"  # tells programs the class of a tokenizer that does not name its own
+MANY = 50_000  # tokens, from which on a tokenizer takes long to open
+SECONDS = 7e-9  # for each pair of them: 40,000 take 11 s on a core (tokenizers 0.21)
 MOST_NAMED = 5  # tokens in a message
 _NEIGHBOURS = (("a", "a"), ("s", "s"), ("e", "t"), ("t", "e"), ("1", "1"), (".", "."))  # of a word in a text
 _FLAGS = ("lstrip", "normalized", "rstrip", "single_word", "special")
@@ -82,6 +87,11 @@ def extend_tokenizer(folder: Path, tokens: Sequence[str], cache: Path) -> Extend
     stored = _stored(folder, target)
     if stored is not None:
         return stored
+    if len(tokens) >= MANY:
+        logger.warning(
+            f"added tokens: {len(tokens):,} are many: the time in which the tokenizers library opens a vocabulary "
+            f"grows with the square of their number, here to about {len(tokens) ** 2 * SECONDS / 60:.1f} minutes"
+        )
     plan = _Plan.of(load_tokenizer(folder), tokens)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
