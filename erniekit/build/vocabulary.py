@@ -79,7 +79,8 @@ def tell_added_tokens(config: Config, folder: Path) -> None:
     if extended is None:
         return
     new = f"{extended.count:,} new, ids {extended.first} to {extended.first + extended.count - 1}"
-    kept = f"{extended.kept:,} that the tokenizer has already"
+    rows = ", whose rows stay frozen beside adapters" if config.lora.lora else ""
+    kept = f"{extended.kept:,} that the tokenizer has already{rows}"
     logger.info(f"added tokens: {'; '.join(([new] if extended.count else []) + ([kept] if extended.kept else []))}")
     if extended.control:
         logger.warning(

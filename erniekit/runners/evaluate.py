@@ -73,7 +73,8 @@ def run_evaluation(config: Config) -> EvaluationResult:
         )
         record = {"step": 0, "epoch": 0.0, **result.results(), **_of_transcripts(config, result)}
         covered = f"{result.batches} of {result.batches_available} batches, {result.seconds:.1f} s"
-        logger.info(f"evaluation of {adapters.folder if adapters else weights or 'random weights'} ({covered})")
+        trained = adapters.folder if adapters else None  # new adapters change nothing
+        logger.info(f"evaluation of {trained or weights or 'random weights'} ({covered})")
         for line in metrics_table(result):
             logger.info(line)
         if ranks.is_main_process:

@@ -75,6 +75,9 @@ def test_what_became_of_the_tokens_is_told(make_config: MakeConfig) -> None:
     assert told() == ""
     assert told(**UNITS) == f"added tokens: 11 new, ids {SIZE} to {SIZE + 10}"
     assert "1 new, ids 471 to 471; 1 that the tokenizer has already" in told(added_tokens=["</s>", "<|a|>"])
+    assert told(added_tokens=["</s>"], lora=True, continue_training=True).startswith(
+        "added tokens: 1 that the tokenizer has already, whose rows stay frozen beside adapters"
+    )
     assert "'</s>': control tokens of the model stay so" in told(added_tokens=["</s>"])
     assert "'<|u1' begins with '<|u'" in told(added_tokens=["<|u", "<|u1"])
 

@@ -62,6 +62,10 @@ def test_the_model_that_a_run_has_left_is_evaluated(trained: Any, tmp_path: Path
     chosen = f"model_name_or_path={trained.output / 'checkpoint-2'}"
     other, _ = evaluate(tmp_path / "config.yaml", chosen, "eval_answers=0")
     assert other.loss == pytest.approx(earlier.loss, rel=1e-6)
+    # and new adapters change nothing of it
+    same, said = evaluate(tmp_path / "config.yaml", chosen, "lora=true", "eval_answers=0")
+    assert same.loss == pytest.approx(other.loss, rel=1e-6)
+    assert f"evaluation of {trained.output / 'checkpoint-2'} " in said
     fresh, said = evaluate(tmp_path / "config.yaml", chosen, "continue_training=false", "eval_answers=0")
     assert fresh.loss > other.loss and "evaluation of random weights" in said
 
