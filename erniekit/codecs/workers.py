@@ -115,10 +115,14 @@ def encode_clips(
     """
     waiting: deque[Future[Result]] = deque()
     with _few_threads(threads):
-        pool = ProcessPoolExecutor(workers, get_context("spawn"), initializer=_begin, initargs=(open_codec, reading))
+        with _deaf_to_the_terminal():  # starts a process that keeps semaphores
+            pool = ProcessPoolExecutor(
+                workers, get_context("spawn"), initializer=_begin, initargs=(open_codec, reading)
+            )
         try:
             for clip in clips:
-                waiting.append(pool.submit(_encode, clip))
+                with _deaf_to_the_terminal():  # `submit` starts the processes
+                    waiting.append(pool.submit(_encode, clip))
                 if len(waiting) >= _WAITING * workers:
                     yield waiting.popleft().result()
             while waiting:
@@ -144,13 +148,26 @@ def _few_threads(threads: int) -> Iterator[None]:
             os.environ.pop(name, None)
 
 
+@contextmanager
+def _deaf_to_the_terminal() -> Iterator[None]:
+    """Let processes that are started never hear what a terminal sends to all of them; the first one ends the others.
+
+    They inherit the mask of signals, so this holds while they import their modules, too. What arrives here meanwhile is
+    heard afterwards.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 # In a worker process.
 
 _own: list[tuple[Codec, Reading]] = []
 
 
 def _begin(open_codec: Callable[[], Codec], reading: Reading) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process hears it, and ends the others
     threading.Thread(target=_end_with_parent, daemon=True).start()
     _own.append((open_codec(), reading))
 

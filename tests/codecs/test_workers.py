@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +36,18 @@ def test_results_come_in_order_from_two_processes(tmp_path: Path) -> None:
 def test_a_process_that_is_killed_is_told(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"has ended without a word.*codes_workers"):
         list(encode_clips([clip_of(tmp_path / "17.wav", 17)], open_loudness, Reading(), 1))
+
+
+def test_processes_do_not_hear_what_a_terminal_sends_to_all(tmp_path: Path) -> None:
+    def clips() -> Iterator[Clip]:
+        yield clip_of(tmp_path / "3.wav", 3)
+        (process,) = multiprocessing.active_children()
+        for sent in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # while it is still importing
+            os.kill(process.pid, sent)
+
+    (found,) = encode_clips(clips(), open_loudness, Reading(), 1)
+    assert isinstance(found, Encoded)
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 def test_too_short_and_too_long_recordings_are_skipped(tmp_path: Path) -> None:
