@@ -192,10 +192,11 @@ def interleaving_of(config: Config, tokenizer: Tokenizer) -> Interleaving:
         ConfigurationError: the tokenizer has no tokens of units.
     """
     section = config.units
+    rate = section.units_per_second
     return Interleaving(
         unit_tokens_of(config, tokenizer),
-        units_per_second=section.units_per_second,
-        segment_units=section.units_per_second * section.interleave_segment_seconds,
+        units_per_second=rate,
+        segment_units=rate * section.interleave_segment_seconds,
         text_probability=section.interleave_text_probability,
         correspond_probability=section.interleave_correspond_probability,
         seed=config.training.seed,
