@@ -71,7 +71,14 @@ def test_every_room_is_known() -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["erniekit.cli.validate", "erniekit.cli.preview", "erniekit.launch.job", "erniekit.training.callbacks.defaults"],
+    [
+        "erniekit.cli.validate",
+        "erniekit.cli.preview",
+        "erniekit.launch.job",
+        "erniekit.training.callbacks.defaults",
+        "erniekit.codecs.residual_kmeans",
+        "erniekit.codecs.kmeans",
+    ],
 )
 def test_light_modules_load_no_paddle(module: str) -> None:
     """The launcher prepares data and watches ranks; Paddle would cost it memory and start-up time."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from erniekit.build.adapters import base_folder, starts_from_adapters
 from erniekit.build.tokenizer import check_vocabulary
+from erniekit.build.vocabulary import with_added_tokens
 from erniekit.config import Config
 from erniekit.config.parameter import ConfigBuilder
 from erniekit.config.registry import PARAMETERS
@@ -35,7 +36,7 @@ from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.lora.folder import ADAPTER_CONFIG_FILE, base_model_of, is_adapter_folder
 from erniekit.model.storage.layouts import locate_weights
 from erniekit.model.storage.model_folder import RANKS_FILE, refuse_sharded_checkpoint
-from erniekit.model.vocabulary import already_grown, grow
+from erniekit.model.vocabulary import already_grown
 from erniekit.training.callbacks.trackers import refuse_missing_trackers
 from erniekit.training.checkpoint.resume import IDENTITY_FILE, RunIdentity, check_identity
 
@@ -318,8 +319,8 @@ def reference_config(config: Config, model_config: ModelConfig) -> ModelConfig |
             f"  Merge them into their base first: erniekit export {folder} --output DIR"
         )
     other = ModelConfig.from_folder(folder, config.basic.ignore_config_keys)
-    if model_config.vocabulary and other.vocab_size == model_config.vocabulary.old_size and not declared_ids(folder):
-        other = grow(other, model_config.vocabulary)  # with the rows that new tokens begin with
+    if has_tokenizer(folder) and not needs_paddlenlp(folder):
+        other = with_added_tokens(config, other, folder)
     if model_config.vocab_size != other.vocab_size:
         raise ModelFileError(
             f"ref_model_name_or_path: {folder} has a vocabulary of {other.vocab_size:,}, the trained model one of "

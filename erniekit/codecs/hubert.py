@@ -22,13 +22,14 @@ from paddle import Tensor
 
 from erniekit.codecs.attention import ACTIVATIONS, attend
 from erniekit.codecs.config_values import config_reader
+from erniekit.codecs.convolutions import in_numpy
 from erniekit.codecs.weights import CodecWeights
 from erniekit.errors import ConfigurationError, DataError, ModelFileError
 from erniekit.json_files import read_json_object
 
 MODEL_TYPES = ("hubert", "wav2vec2")
 CONVOLUTION_EPSILON = 1e-5  # of the norms between convolutions, which no key of config.json changes
-PIECE_FRAMES = 500  # that the convolutions make at once: ten seconds of published models
+PIECE_FRAMES = 100  # that the convolutions make at once: two seconds of published models, which stay in the caches
 VARIANCE_EPSILON = 1e-7  # of the normalisation of the sound
 
 
@@ -315,19 +316,33 @@ def _norm_over_time(config: SpeechModelConfig, net: _Functions, sound_S: Tensor)
     for first in range(0, outputs, step):
         last = min(first + step, outputs) - 1
         piece_S = sound_S[first * stride : last * stride + kernel]
-        x_CS = _convolution(config, net, 0, piece_S.reshape([1, 1, -1]))[0]
-        own_C1 = x_CS.mean(1, keepdim=True)
-        deviation_C1 = own_C1.numpy().astype(np.float64) - mean_C1
-        total = count + x_CS.shape[1]
-        squares_C1 = squares_C1 + (x_CS - own_C1).square().sum(1, keepdim=True).numpy().astype(np.float64)
-        squares_C1 = squares_C1 + deviation_C1**2 * (count * x_CS.shape[1] / total)
-        mean_C1 = mean_C1 + deviation_C1 * (x_CS.shape[1] / total)
+        x_CT = _convolution(config, net, 0, piece_S.reshape([1, 1, -1]))[0].numpy()
+        own_C1 = x_CT.mean(1, keepdims=True)
+        rest_CT = x_CT - own_C1
+        deviation_C1, total = own_C1 - mean_C1, count + x_CT.shape[1]
+        squares_C1 = squares_C1 + np.einsum("ct,ct->c", rest_CT, rest_CT)[:, None]
+        squares_C1 = squares_C1 + deviation_C1**2 * (count * x_CT.shape[1] / total)
+        mean_C1 = mean_C1 + deviation_C1 * (x_CT.shape[1] / total)
         count = total
-    scale_C1 = 1 / np.sqrt(squares_C1 / count + CONVOLUTION_EPSILON)
-    mean, scale = (paddle.to_tensor(values.astype(np.float32)) for values in (mean_C1, scale_C1))
     path = "feature_extractor.conv_layers.0.layer_norm"
-    weight, bias = (net.weights[f"{path}.{name}"].unsqueeze(1) for name in ("weight", "bias"))
-    return lambda x_1CS: (x_1CS - mean) * (scale * weight) + bias
+    weight_C1, bias_C1 = (net.weights[f"{path}.{name}"].unsqueeze(1) for name in ("weight", "bias"))
+    scale_C1 = (1 / np.sqrt(squares_C1 / count + CONVOLUTION_EPSILON)).astype(np.float32)
+    mean, scale = paddle.to_tensor(mean_C1.astype(np.float32)), paddle.to_tensor(scale_C1) * weight_C1
+    return lambda x_1CT: _scaled(x_1CT, mean, scale, bias_C1)
+
+
+def _scaled(x_1CT: Tensor, mean_C1: Tensor, scale_C1: Tensor, bias_C1: Tensor) -> Tensor:
+    """Return (x - mean) * scale + bias; NumPy is faster at that on a CPU."""
+
+    def compute(x: np.ndarray, mean: np.ndarray, scale: np.ndarray, bias: np.ndarray) -> np.ndarray:
+        y = x - mean
+        y *= scale
+        y += bias
+        return y
+
+    if x_1CT.place.is_gpu_place():
+        return (x_1CT - mean_C1) * scale_C1 + bias_C1
+    return in_numpy(compute, x_1CT, mean_C1, scale_C1, bias_C1)
 
 
 def _positions(config: SpeechModelConfig, net: _Functions, x_TH: Tensor) -> Tensor:

@@ -2,7 +2,9 @@
 
 Each level has a codebook. The first level's code is the centroid nearest to the frame, the next one's that nearest to
 what the levels before have left over (residual vector quantization, Juang and Gray 1982, as neural codecs use it). The
-sound of codes is that of the summed centroids, with phases found by Griffin and Lim's algorithm. NumPy only.
+sound of codes is that of the summed centroids, with phases found by Griffin and Lim's algorithm. Windows of
+neighbouring frames overlap, and the errors of their codes do not depend on each other, so some of each is taken from
+its neighbours. NumPy only.
 
 A folder holds `config.json`, `model_type: residual_kmeans`, with the values of `ResidualKMeansConfig`, and
 `model.safetensors`: `mean` float32[mel_bins] and `codebooks` float32[levels, codebook_size, mel_bins].
@@ -36,6 +38,7 @@ class ResidualKMeansConfig:
         frames: what is quantized (its values stand in the file one by one).
         levels: codebooks.
         codebook_size: centroids of each.
+        neighbour_weight: of each of the two neighbours of a frame when sound is made, 0 to 1/3.
         griffin_lim_rounds: transforms back and forth when sound is made.
         griffin_lim_momentum: 0 to less than 1; 0 is the algorithm as first published.
     """
@@ -43,6 +46,7 @@ class ResidualKMeansConfig:
     frames: MelFrames = field(default_factory=MelFrames)
     levels: int = 4
     codebook_size: int = 256
+    neighbour_weight: float = 0.2
     griffin_lim_rounds: int = 32
     griffin_lim_momentum: float = 0.99
 
@@ -54,6 +58,8 @@ class ResidualKMeansConfig:
             return f"levels is {self.levels}: expected 1 to 64"
         if not 1 <= self.codebook_size <= 1 << 15:
             return f"codebook_size is {self.codebook_size}: expected 1 to 32,768"
+        if not 0 <= self.neighbour_weight <= 1 / 3:
+            return f"neighbour_weight is {self.neighbour_weight}: expected 0 to 1/3"
         if not 0 <= self.griffin_lim_rounds <= 10_000:
             return f"griffin_lim_rounds is {self.griffin_lim_rounds}: expected 0 to 10,000"
         if not 0 <= self.griffin_lim_momentum < 1:
@@ -89,12 +95,29 @@ class ResidualKMeans:
         Raises:
             DataError: a code is out of range, or their shape is wrong.
         """
-        codes, config = check_codes(codes, self), self.config
-        log_mel = self.mean + sum(centroids[level] for centroids, level in zip(self.codebooks, codes, strict=False))
-        magnitudes = magnitudes_of(np.atleast_2d(log_mel), config.frames)
+        config = self.config
         return griffin_lim(
-            magnitudes, config.frames, rounds=config.griffin_lim_rounds, momentum=config.griffin_lim_momentum
+            magnitudes_of(self.log_mel_of(codes), config.frames),
+            config.frames,
+            rounds=config.griffin_lim_rounds,
+            momentum=config.griffin_lim_momentum,
         )
+
+    def log_mel_of(self, codes: np.ndarray) -> np.ndarray:
+        """Return the frames that codes stand for, float32[frames, mel_bins], each with a part of its neighbours.
+
+        Raises:
+            DataError: as `decode`.
+        """
+        codes = check_codes(codes, self)
+        log_mel = np.tile(self.mean, (codes.shape[1], 1))
+        for centroids, level in zip(self.codebooks, codes, strict=False):
+            log_mel += centroids[level]
+        weight = np.float32(self.config.neighbour_weight)
+        if not weight or not len(log_mel):
+            return log_mel
+        around = np.concatenate([log_mel[:1], log_mel, log_mel[-1:]])
+        return (1 - 2 * weight) * log_mel + weight * (around[:-2] + around[2:])
 
     def save(self, folder: Path) -> None:
         """Write `config.json` and `model.safetensors` into a folder."""

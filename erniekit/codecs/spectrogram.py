@@ -39,7 +39,7 @@ class MelFrames:
     mel_bins: int = 80
     lowest_frequency: float = 40.0
     highest_frequency: float = 8000.0
-    mel_floor: float = 1e-2
+    mel_floor: float = 0.03
 
     @property
     def frame_rate(self) -> float:

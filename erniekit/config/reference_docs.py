@@ -22,6 +22,7 @@ GUIDES = {  # section -> the page with measured figures and advice
     "dpo": "preference-training.md",
     "fp8": "quantization.md",
     "moe": "parallelism.md",
+    "vocabulary": "data.md",
 }
 
 HOW_VALUES_ARE_WRITTEN = """\

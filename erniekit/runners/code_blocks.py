@@ -95,7 +95,8 @@ def encode_blocks(
         logger.info(f"continuing: {len(blocks):,} of {len(starts):,} blocks are complete")
     workers = _workers(config, len(order))
     logger.info(
-        f"encoding: {facts.levels} levels of {facts.codebook_size:,} codes, {facts.frame_rate:g} frames a second, "
+        f"encoding: {facts.levels} level{'s' * (facts.levels > 1)} of {facts.codebook_size:,} codes, "
+        f"{facts.frame_rate:g} frames a second, "
         f"{workers} process{'es' * (workers > 1)}"
     )
     write = _write_shard if section.codes_format == "shards" else _write_units

@@ -159,7 +159,7 @@ def _told_again(folder: Path, known: CodesFacts) -> CodesSummary:
         "overwrite_output_dir: true encodes them again"
     )
     if known.errors:
-        logger.error(f"{known.errors:,} recordings could not be encoded: {folder / ERRORS}")
+        logger.error(f"error: recordings that could not be encoded: {known.errors:,}, see {folder / ERRORS}")
     return CodesSummary(known.recordings, known.errors)
 
 

@@ -341,7 +341,7 @@ def test_the_size_of_a_dense_mask_is_that_of_attention(make_config: Callable[...
 
     from erniekit.model.attention import dense_mask_bytes
 
-    long, short = (SimpleNamespace(lengths=np.array([length])) for length in (200, 7))
+    long, short = (SimpleNamespace(longest=np.array([length])) for length in (200, 7))
     config = make_config(use_flash_attention=False, per_device_eval_batch_size=3)
     assert dense_mask_size(config, short, long) == dense_mask_bytes(3, 128)  # type: ignore[arg-type]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -66,6 +67,19 @@ def test_sound_of_codes_resembles_the_sound(codec):
     for levels in (1, 3):
         back = codec.decode(codec.encode(tone(0.5, hertz=700.0))[:levels])
         assert abs(np.abs(np.fft.rfft(back)).argmax() * 16_000 / len(back) - 700) < 120
+
+
+def test_neighbours_bring_frames_nearer_to_the_sound(codec):
+    sound = 0.1 * noise(8000, seed=9) + tone(0.5, hertz=700.0)
+    codes, frames = codec.encode(sound), log_mel_frames(sound, CONFIG.frames)
+    alone = ResidualKMeans(replace(CONFIG, neighbour_weight=0.0), codec.mean, codec.codebooks).log_mel_of(codes)
+    summed = codec.mean + sum(centroids[level] for centroids, level in zip(codec.codebooks, codes, strict=True))
+    np.testing.assert_allclose(alone, summed, atol=1e-5)
+    found = codec.log_mel_of(codes)
+    np.testing.assert_allclose(found[3], 0.6 * alone[3] + 0.2 * (alone[2] + alone[4]), atol=1e-5)
+    np.testing.assert_allclose(found[0], 0.8 * alone[0] + 0.2 * alone[1], atol=1e-5)
+    middle = slice(3, -3)  # at the ends, sound begins and stops at once
+    assert np.square((found - frames)[middle]).mean() < np.square((alone - frames)[middle]).mean()
 
 
 def test_no_sound_at_all_has_one_silent_frame(codec):
@@ -136,6 +150,7 @@ def damaged(folder: Path, **values: object) -> None:
         ({"levels": "3"}, "levels is '3': expected int"),
         ({"levels": 0}, "levels is 0: expected 1 to 64"),
         ({"codebook_size": 10**9}, "codebook_size"),
+        ({"neighbour_weight": 0.4}, "neighbour_weight"),
         ({"griffin_lim_rounds": -1}, "griffin_lim_rounds"),
         ({"griffin_lim_momentum": 1}, "griffin_lim_momentum"),
         ({"odd": 1}, "odd is not known"),

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from erniekit.config import Config
 from erniekit.errors import UserError
 
 Read = Callable[..., SimpleNamespace]
@@ -94,3 +95,27 @@ def test_a_segment_is_followed_by_the_other_kind_with_this_probability(read_unit
 def test_the_rate_of_the_units_is_compared_with_the_duration(read_units: Read) -> None:
     with pytest.raises(UserError, match=r"aligned\.jsonl:1: duration: expected about 40\.00 s, of 1,000 units at 25"):
         read_units(units_per_second=25)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"interleave_segment_seconds": 0.01}, "less than one unit at 50 units per second.*write at least 0.02"),
+        ({"unit_token": "<|unit|>"}, "has no place for the number"),
+        ({"correspond_token": "<|continue|>"}, "is `continue_token`, too"),
+        ({"continue_token": ""}, "the text of a token is missing"),
+    ],
+    ids=str,
+)
+def test_values_that_make_no_segments_are_refused(
+    values: dict[str, Any], said: str, make_config: Callable[..., Config]
+) -> None:
+    with pytest.raises(UserError, match=said):
+        make_config(**values)
+
+
+def test_interleaving_without_aligned_units_has_no_effect(make_config: Callable[..., Config]) -> None:
+    config = make_config(train_dataset_type="erniekit", interleave_text_probability=0.3)
+    assert any(
+        "interleave_text_probability" in line and "no data is of type aligned_units" in line for line in config.messages
+    )

@@ -175,6 +175,16 @@ def test_a_malformed_declaration_is_an_error_of_the_file(tmp_path: Path, declare
         load_tokenizer(write_tokenizer(tmp_path / "model", **{TEXT_TOKENS_KEY: declared}))
 
 
+@pytest.mark.parametrize("decoder", [[1], "a", {"x": 1}, {"1": {}}, {"1": None}])
+def test_malformed_ids_are_an_error_of_the_file(tmp_path: Path, decoder: object) -> None:
+    folder = write_tokenizer(tmp_path / "model", added_tokens_decoder=decoder, **{TEXT_TOKENS_KEY: ["<a>"]})
+    with pytest.raises(ModelFileError, match="added_tokens_decoder"):
+        declared_ids(folder)
+    if not isinstance(decoder, dict):
+        with pytest.raises(ModelFileError, match="added_tokens_decoder"):
+            extend_tokenizer(folder, TOKENS, tmp_path)
+
+
 @pytest.mark.parametrize(
     ("tokens", "reason"),
     [

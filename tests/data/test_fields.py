@@ -41,6 +41,10 @@ RECORDS = {
     "messages": {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "weight": 1}]},
     "asr": {"audio_path": str(Path(__file__)), "text": "a", "language": "en", "start": 0.5, "end": 1, "duration": 0.5},
     "text": {"tgt": "a"},
+    "aligned_units": {
+        "units": [1, 1, 2], "words": [{"word": "a", "start": 0, "end": 0.06}], "duration": 0.06, "units_per_second": 50,
+    },
+    "token_ids": {"input_ids": [1, 5, 6], "labels": [-100, 5, 6]},
     "sharegpt": {
         "conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}], "system": "s", "tools": "[]",
     },

@@ -352,6 +352,7 @@ EXAMPLES = {
     "sharegpt": {"conversations": [says("human", "q"), says("gpt", "a")]},
     "prompt_completion": {"prompt": "q", "completion": "a"},
     "asr": {"audio_path": "tests/data/conftest.py", "text": "a"},
+    "aligned_units": {"units": [1, 1, 2], "words": [{"word": "a", "start": 0, "end": 0.06}]},
     "token_ids": {"input_ids": [1, 5, 6], "labels": [-100, 5, 6]},
     "text": {"text": "a"},
     "erniekit preferences": {"src": ["q"], "tgt": [], "response": [["a"], ["b"]], "sort": [1, 0]},
@@ -408,7 +409,8 @@ def test_fields_of_no_format_are_named_once(write_jsonl):
     assert str(problem).endswith(
         "format: expected records of one of the formats erniekit (src, tgt), alpaca (instruction, output), messages "
         "(messages), sharegpt (conversations), prompt_completion (prompt, completion), asr (audio_path, "
-        "text), token_ids (input_ids, labels), got the fields answer, question, which no format has"
+        "text), aligned_units (units, words), token_ids (input_ids, labels), got the fields answer, question, which no "
+        "format has"
     )
 
 

@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from erniekit.distributed.stages import layer_chunks, stage_layers
+from erniekit.distributed.stages import layer_chunks, numel_on_rank, shapes_on_pp_stage, stage_layers
 from erniekit.distributed.topology import Topology
 from erniekit.errors import ConfigurationError
+from erniekit.model.vocabulary import grow, grown_vocabulary, new_row_shapes
+from tests.model.tiny import tiny_config
 
 ASKED = "layer:MyDecoderLayer"  # not a default, so it never means `uniform`
 quick = settings(max_examples=60, deadline=None, derandomize=True)
@@ -139,3 +141,16 @@ def test_the_advice_of_the_interleaving_error_is_itself_accepted() -> None:
     ]
     with pytest.raises(ConfigurationError, match="write add_tail_layers: 2\n  or pipeline_parallel_degree: 11\n"):
         layer_chunks(22, Topology(pipeline=4, virtual_pipeline=2))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_new_rows_lie_where_their_weight_does_and_are_not_divided(tied: bool) -> None:
+    """Those of tied embeddings on the first and on the last stage; every tensor-parallel rank has all of them."""
+    config = tiny_config(tie_word_embeddings=tied)
+    grown = grow(config, grown_vocabulary(config, 53, 10))
+    topology = Topology(pipeline=2, tensor=2)
+    chunks = layer_chunks(2, topology)
+    first, last = (shapes_on_pp_stage(new_row_shapes(grown), grown, topology, chunks, stage) for stage in (0, 1))
+    assert list(first) == ["model.embed_tokens.new_rows"]
+    assert list(last) == (["model.embed_tokens.new_rows"] if tied else ["lm_head.new_rows"])
+    assert numel_on_rank(first, grown.architecture, topology) == 10 * 16

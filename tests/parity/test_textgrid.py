@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ def test_textgrids_of_praatio(form: str, tmp_path: Path) -> None:
     for seed in range(30):
         rng = random.Random(seed)
         borders = sorted({round(rng.uniform(0, 20), rng.choice([2, 3, 6])) for _ in range(40)})
-        entries = [(start, end, rng.choice(LABELS)) for start, end in zip(borders, borders[1:], strict=False)]
+        entries = [(start, end, rng.choice(LABELS)) for start, end in pairwise(borders)]
         grid = textgrid.Textgrid(0, borders[-1] + rng.choice([0, 0.5]))
         grid.addTier(textgrid.PointTier("points", [(1.0, "here")], 0, grid.maxTimestamp))
         for name in ("phones", "words"):

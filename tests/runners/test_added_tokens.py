@@ -101,7 +101,30 @@ def test_rows_that_are_not_trained_stay_as_they_began(train_adapters: Train) -> 
     assert not any("new_rows" in name for name in tensors(run.output / "checkpoint-4", "optimizer*.safetensors"))
 
 
-def test_the_reference_without_adapters_has_the_rows_of_the_start(prefer: Train) -> None:
-    """So the first rewards of a preference run are 0 with new tokens, too."""
-    run = prefer(**{**TOKENS, "max_steps": 2}, lora=True)
+@pytest.mark.parametrize("kind", ["adapters", "copy", "the base by name"])
+def test_a_reference_has_the_rows_that_new_tokens_begin_with(
+    prefer: Train, kind: str, tiny_base: Path, pairs: Path
+) -> None:
+    """So the first rewards of a preference run are 0 with new tokens, too, and `eval` measures what the run did."""
+    from erniekit.cli.eval import evaluation_config
+    from erniekit.runners.evaluate import run_evaluation
+
+    how = {"adapters": {"lora": True}, "copy": {"reference_model": "copy"}}
+    run = prefer(
+        **{**TOKENS, "max_steps": 2}, **how.get(kind, {"ref_model_name_or_path": str(tiny_base)}), do_eval=True,
+        eval_dataset_path=str(pairs), eval_steps=2, max_evaluate_steps=3,
+    )  # fmt: skip
     assert run.losses[0] == pytest.approx(np.log(2), abs=1e-6)
+    expected = next(entry["eval_loss"] for entry in run.log if "eval_loss" in entry)
+    assert run_evaluation(evaluation_config(run.output, [])).loss == pytest.approx(expected, rel=1e-5)
+
+
+def test_eval_measures_what_the_run_measured(trained: Callable[..., Any], records: Path) -> None:
+    """By the folder that it has left, and by the checkpoint before."""
+    from erniekit.cli.eval import evaluation_config
+    from erniekit.runners.evaluate import run_evaluation
+
+    run = trained(do_eval=True, eval_dataset_path=str(records), eval_steps=2, max_evaluate_steps=2)
+    expected = [entry["eval_loss"] for entry in run.log if "eval_loss" in entry]
+    for folder, loss in ((run.output / "checkpoint-2", expected[0]), (run.output, expected[-1])):
+        assert run_evaluation(evaluation_config(folder, ["eval_answers=0"])).loss == pytest.approx(loss, rel=1e-6)

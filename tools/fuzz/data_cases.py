@@ -37,10 +37,24 @@ RECORDS: dict[str, list[Any]] = {
         {"messages": [{"role": "user", "content": [{"type": "audio", "path": "1.wav"}, {"type": "text", "text": "What?"}]}, {"role": "assistant", "content": "four"}]},
         {"prompt": "<audio>What?", "chosen": "four", "rejected": "five", "audios": ["1.wav"]},
     ],
+    "aligned_units": [
+        {"units": [1, 2, 3, 3, 2, 1], "words": [{"word": "four", "start": 0, "end": 0.04}, {"text": "one", "start": 0.04, "end": 0.08}, {"word": "two", "start": 0.09, "end": 0.12}]},
+        {"units": "1 2 3 3 2 1", "alignment": "1.TextGrid", "tier": "words", "duration": 0.12, "units_per_second": 50},
+        {"units": [1, 2, 3, 3, 2, 1], "alignment": "1.ctm", "recording": "a"},
+    ],
     "pairs": [{"prompt": "Hi", "completion": "Hello"}, {"prompt": "2 + 2?", "chosen": "4", "rejected": "5"}],
 }  # fmt: skip
 SILENCE = b"RIFF$\x10\0\0WAVEfmt \x10\0\0\0\x01\0\x01\0\x40\x1f\0\0\x80\x3e\0\0\x02\0\x10\0data\0\x10\0\0" + bytes(4096)
-TYPES = ["", "erniekit", "alpaca", "messages", "text", "sharegpt", "asr", "packed"]
+TEXTGRID = (
+    b'File type = "ooTextFile"\nObject class = "TextGrid"\n\nxmin = 0\nxmax = 0.12\ntiers? <exists>\nsize = 1\nitem []:\n'
+    b'  item [1]:\n    class = "IntervalTier"\n    name = "words"\n    xmin = 0\n    xmax = 0.12\n'
+    b'    intervals: size = 3\n    intervals [1]:\n      xmin = 0\n      xmax = 0.04\n      text = "four"\n'
+    b'    intervals [2]:\n      xmin = 0.04\n      xmax = 0.09\n      text = "one"\n'
+    b'    intervals [3]:\n      xmin = 0.09\n      xmax = 0.12\n      text = "two"\n'
+)
+CTM = b"a 1 0 0.04 four\na 1 0.04 0.05 one\na 1 0.09 0.03 two 0.9\n"
+UNITS = b'added_tokens: ["<|continue|>", "<|correspond|>"]\nadded_token_ranges: ["<|unit{0..3}|>"]\n'
+TYPES = ["", "erniekit", "alpaca", "messages", "text", "sharegpt", "asr", "packed", "aligned_units"]
 SUFFIXES = [".jsonl", ".jsonl", ".jsonl", ".json", ".txt", ".csv", ".tsv", ".parquet", ".jsonl.gz", ""]
 
 
@@ -76,4 +90,9 @@ def draw(random: Random) -> Case:
     }
     words = [f"{name}={value}" for name, value in values.items() if value]
     files = {name: content, "run.yaml": b"seed: 1\n", "1.wav": random.choice([SILENCE, b"", damaged(SILENCE, random)])}
+    if kind == "aligned_units":
+        files["run.yaml"] += UNITS
+        files["1.TextGrid"], files["1.ctm"] = (
+            random.choice([sound, damaged(sound, random)]) for sound in (TEXTGRID, CTM)
+        )
     return Case(files, [["validate", "{folder}/run.yaml", "--data", *words]])

@@ -56,6 +56,7 @@ class UnitParameters:
         "The rate of the units of `aligned_units`. It gives the length of records that do not say their `duration`, "
         "and is compared with that of the others.",
         above=0.0,
+        maximum=100_000.0,
         unit="units per second",
         verbs=DATA_VERBS,
         stages=ALIGNED_STAGES,
@@ -67,6 +68,7 @@ class UnitParameters:
         "ends of equal parts the borders are drawn from truncated normal distributions, and each moves to the nearest "
         "border between two words.",
         above=0.0,
+        maximum=100_000.0,
         unit="seconds",
         verbs=DATA_VERBS,
         stages=ALIGNED_STAGES,
@@ -107,6 +109,15 @@ def unit_tokens_differ(builder: ConfigBuilder) -> None:
         builder.problem(marks[1], f"{builder[marks[1]]!r} is `continue_token`, too", "name two tokens")
 
 
+@rule("units_per_second", "interleave_segment_seconds", stages=ALIGNED_STAGES)
+def segments_have_units(builder: ConfigBuilder) -> None:
+    """`interleave_segment_seconds` is at least the time of one unit at `units_per_second`."""
+    rate = builder["units_per_second"]
+    if rate * builder["interleave_segment_seconds"] < 1:
+        what = f"a segment has less than one unit at {rate:g} units per second"
+        builder.problem("interleave_segment_seconds", what, f"write at least {1 / rate:g}")
+
+
 @rule("train_dataset_type", "eval_dataset_type", "eval_dataset_path", stages=ALIGNED_STAGES)
 def interleaving_needs_aligned_units(builder: ConfigBuilder) -> None:
     """`units_per_second` and `interleave_...` have no effect if the types of all data are written and none is
@@ -127,5 +138,5 @@ SECTION = section(
     key="units",
     title="2.7 Units",
     verbs=("train",),
-    rules=(unit_tokens_differ, interleaving_needs_aligned_units),
+    rules=(unit_tokens_differ, segments_have_units, interleaving_needs_aligned_units),
 )

@@ -120,12 +120,12 @@ _FORMATS = (
         is_asr_record, parse_asr, alternatives=(RECORDING_FIELDS, TEXT_FIELDS, LANGUAGE_FIELDS),
     ),
     Format(
-        TOKEN_IDS, "token ids", "input_ids, labels", "tokens", frozenset({*FIELDS, LABELS}),
-        is_token_ids, parse_token_ids, alternatives=(FIELDS,),
-    ),
-    Format(
         ALIGNED_UNITS, "units with aligned words", "units, words", "tokens", ALIGNED_FIELDS,
         is_aligned_record, parse_aligned_units, alternatives=(WORDS,),
+    ),
+    Format(
+        TOKEN_IDS, "token ids", "input_ids, labels", "tokens", frozenset({*FIELDS, LABELS}),
+        is_token_ids, parse_token_ids, alternatives=(FIELDS,),
     ),
     Format("text", "plain text", "text", "text", frozenset({"text", "tgt"}), _is_plain_text, parse_plain_text),
     Format(

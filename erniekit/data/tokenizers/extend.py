@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Collection, Iterable, Sequence
@@ -19,6 +20,7 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
+from erniekit.data.tokenizers.breaks import longest_of
 from erniekit.data.tokenizers.files import (
     ADDED_TOKENS_FILE,
     ADDITIONAL_TEMPLATES,
@@ -128,7 +130,8 @@ class _Plan:
         control = [
             text for text in kept if text in fixed or (text in templates and text in tokenizer.structural_tokens)
         ]
-        _refuse_words(tokenizer, [text for text in kept if text not in tokenizer.structural_tokens])
+        added = tokenizer.structural_tokens | tokenizer.text_tokens
+        _refuse_words(tokenizer, [text for text in kept if text not in added])
         declared = tokenizer.text_tokens.union(new, set(kept) & tokenizer.structural_tokens - set(control))
         _refuse_overlaps(new, tokenizer.structural_tokens - declared)
         _refuse_templates(new, templates)
@@ -155,12 +158,12 @@ def _refuse_words(tokenizer: Tokenizer, words: Sequence[str]) -> None:
 def _refuse_overlaps(new: Iterable[str], structural: Collection[str]) -> None:
     """Raise ConfigurationError if a new token would take characters of a control token that follows, or holds one."""
     beginnings = {text[:length] for text in structural for length in range(1, len(text))}
+    search = re.compile(longest_of(structural) or r"(?!)")
     for token in new:
-        parts = (token[start:end] for start in range(len(token)) for end in range(start + 1, len(token) + 1))
-        inside = next((part for part in parts if part in structural), None)
+        inside = search.search(token)
         ends = next((token[start:] for start in range(1, len(token)) if token[start:] in beginnings), None)
         if inside is not None:
-            raise ConfigurationError(f"added_tokens: {token!r} holds {inside!r}, a control token of the model")
+            raise ConfigurationError(f"added_tokens: {token!r} holds {inside[0]!r}, a control token of the model")
         if ends is not None:
             begun = min(text for text in structural if text.startswith(ends))
             raise ConfigurationError(
@@ -213,11 +216,18 @@ def _write(target: Path, folder: Path, files: Iterable[Path], plan: _Plan) -> No
     if (folder / ADDED_TOKENS_FILE).is_file():
         _write_json(target / ADDED_TOKENS_FILE, read_json(folder / ADDED_TOKENS_FILE) | ids)
     settings = read_json(folder / CONFIG_FILE)
-    flags = {token["id"]: {name: token[name] for name in ("content", *_FLAGS)} for token in listed}
+    flags = {token["id"]: {name: token.get(name, False) for name in ("content", *_FLAGS)} for token in listed}
     known = {str(token.id): flags.get(token.id) or _flags_of(token) for token in plan.tokenizer.added_tokens}
-    known |= settings.get("added_tokens_decoder") or {}
+    known |= _decoder(settings, folder)
     settings["added_tokens_decoder"] = known | {str(number): _entry(text) for text, number in ids.items()}
     _write_json(target / CONFIG_FILE, settings | {TEXT_TOKENS_KEY: sorted(plan.declared, key=_by_id(plan, ids))})
+
+
+def _decoder(settings: dict[str, Any], folder: Path) -> dict[str, Any]:
+    decoder = settings.get("added_tokens_decoder") or {}
+    if not isinstance(decoder, dict):
+        raise ModelFileError(f"{folder / CONFIG_FILE}: added_tokens_decoder: expected an object with the ids as keys")
+    return decoder
 
 
 def _entry(text: str) -> dict[str, Any]:
@@ -319,9 +329,8 @@ def declared_ids(folder: Path) -> dict[str, int]:
     """
     settings = read_json(folder / CONFIG_FILE)
     declared = text_tokens(settings)
-    decoder = settings.get("added_tokens_decoder") or {}
     try:
-        ids = sorted((int(number), value["content"]) for number, value in decoder.items())
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        ids = sorted((int(number), value["content"]) for number, value in _decoder(settings, folder).items())
+    except (KeyError, TypeError, ValueError) as error:
         raise ModelFileError(f"{folder / CONFIG_FILE}: added_tokens_decoder: {error!r}") from None
     return {text: number for number, text in ids if text in declared}

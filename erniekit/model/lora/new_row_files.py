@@ -2,7 +2,7 @@
 
 `adapter_config.json` names the ids, `"trainable_token_indices": {"embed_tokens": [...]}`; the tensor
 `base_model.model.<path of the embedding>.token_adapter.trainable_tokens_delta` [n, H] has their rows: values, in spite
-of its name, not differences. An untied head has ids and a tensor of its own (`"lm_head"`; PEFT 0.18 and later read it).
+of its name, not differences. An untied head has ids and a tensor of its own (`"lm_head"`), which PEFT 0.17 cannot read.
 PEFT writes the embedding of a base that was resized beside them, whole; only rows of these tokens are read of it.
 """
 
