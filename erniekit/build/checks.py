@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from erniekit.build.adapters import base_folder, starts_from_adapters
-from erniekit.build.tokenizer import check_vocabulary
+from erniekit.build.tokenizer import check_vocabulary, unit_tokens_of
 from erniekit.build.vocabulary import with_added_tokens
 from erniekit.config import Config
 from erniekit.config.parameter import ConfigBuilder
@@ -26,7 +26,6 @@ from erniekit.data.templates.transcription import DEFAULT_REQUEST, DEFAULT_SPEEC
 from erniekit.data.tokenizers.extend import declared_ids
 from erniekit.data.tokenizers.files import TOKENIZER_FILES, needs_paddlenlp
 from erniekit.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
-from erniekit.data.unit_tokens import unit_tokens
 from erniekit.data.units import ALIGNED_UNITS
 from erniekit.environment import available_memory, is_importable
 from erniekit.errors import ConfigurationError, ModelFileError
@@ -216,8 +215,7 @@ def check_unit_tokens(config: Config, folder: Path) -> None:
     """
     kinds = {*config.training.train_dataset_type, *config.evaluation.eval_dataset_type}
     if ALIGNED_UNITS in kinds and not needs_paddlenlp(folder):
-        section = config.units
-        unit_tokens(load_tokenizer(folder), section.unit_token, section.continue_token, section.correspond_token)
+        unit_tokens_of(config, load_tokenizer(folder))
 
 
 def tokenizer_folder(folder: Path, adapters: Path | None) -> Path:

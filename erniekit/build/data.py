@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from erniekit.build.step_count import cache_folder, cache_step_count
+from erniekit.build.tokenizer import unit_tokens_of
 from erniekit.config import Config
 from erniekit.config.sections.schedule_rules import peak_lr_not_reached
 from erniekit.config.sections.sft import SftParameters
@@ -35,7 +36,6 @@ from erniekit.data.sampler import BatchSource, StepPlan, local_batches
 from erniekit.data.split import Split
 from erniekit.data.templates.ernie import Template
 from erniekit.data.tokenizers.tokenizer import Tokenizer
-from erniekit.data.unit_tokens import unit_tokens
 from erniekit.data.units import ALIGNED_UNITS
 from erniekit.distributed.topology import MODEL_AXES, Topology
 from erniekit.hub.download import model_folder
@@ -201,7 +201,7 @@ def interleaving_of(config: Config, tokenizer: Tokenizer) -> Interleaving:
     """
     section = config.units
     return Interleaving(
-        unit_tokens(tokenizer, section.unit_token, section.continue_token, section.correspond_token),
+        unit_tokens_of(config, tokenizer),
         units_per_second=section.units_per_second,
         segment_units=section.units_per_second * section.interleave_segment_seconds,
         text_probability=section.interleave_text_probability,

@@ -1,4 +1,4 @@
-"""Whether a tokenizer belongs to a model, and what the user tells its template about transcripts."""
+"""Whether a tokenizer belongs to a model, and what the user tells its template about transcripts and units."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from erniekit.data.templates.ernie import Template
 from erniekit.data.templates.mistral import MistralTemplate
 from erniekit.data.templates.transcription import DEFAULT_REQUEST, LANGUAGE_FIELD, Request, Speech
 from erniekit.data.tokenizers.tokenizer import Tokenizer
+from erniekit.data.unit_tokens import UnitTokens, unit_tokens
 from erniekit.errors import ModelFileError
 from erniekit.model.architectures.model_config import ModelConfig
 
@@ -41,6 +42,16 @@ def renders_dialogues(config: Config) -> bool:
     if config.evaluation.eval_dataset_path:
         kinds |= {*config.evaluation.eval_dataset_type}
     return not config.stage.reads_text and not kinds <= {*UNIT_KINDS}
+
+
+def unit_tokens_of(config: Config, tokenizer: Tokenizer) -> UnitTokens:
+    """Return the tokens with which units and text are interleaved.
+
+    Raises:
+        ConfigurationError: the tokenizer lacks one.
+    """
+    section = config.units
+    return unit_tokens(tokenizer, section.unit_token, section.continue_token, section.correspond_token)
 
 
 def transcription_request(config: Config) -> Request:
