@@ -286,8 +286,9 @@ def _codes_of(content: bytes, levels: int | None, codebook_size: int | None) -> 
 def _duration(record: Mapping[str, Any]) -> float:
     """Return the seconds that a record says; 0 if it says none, or what cannot be the length of a recording."""
     value = record.get("audio_duration")
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return float(value) if is_number and 0 <= value <= sys.float_info.max else 0.0
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return 0.0
+    return float(value) if 0 <= value <= sys.float_info.max else 0.0
 
 
 def _reason(error: Exception) -> str:
