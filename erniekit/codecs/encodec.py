@@ -28,7 +28,7 @@ from erniekit.errors import ConfigurationError, DataError, ModelFileError
 from erniekit.json_files import read_json_object
 
 MODEL_TYPE = "encodec"
-PIECE_SECONDS = 4  # of sound that go through the convolutions at once
+PIECE_SECONDS = 1  # of sound that go through the convolutions at once
 LOUDNESS = 0.1  # root mean square of sound whose scales are not known
 _TRAINING_STATE = r"quantizer\.layers\.\d+\.codebook\.(embed|embed_avg|cluster_size|inited)"
 

@@ -16,8 +16,8 @@ def griffin_lim(
     """Return sound whose short-time spectra have nearly the given magnitudes.
 
     Griffin and Lim 1984 (https://doi.org/10.1109/TASSP.1984.1164317), made faster by momentum as Perraudin, Balazs and
-    Søndergaard 2013 (https://doi.org/10.1109/WASPAA.2013.6701851) do. The first phases are drawn from the seed. Memory
-    does not grow with the length beyond that of the sound.
+    Søndergaard 2013 (https://doi.org/10.1109/WASPAA.2013.6701851) do. The first phases are drawn from the seed. Beside
+    magnitudes and sound, only the spectra of a stretch are in memory.
 
     Args:
         magnitudes: float[T, n_fft / 2 + 1].

@@ -26,7 +26,7 @@ from erniekit.codecs import dac_layers
 from erniekit.codecs.checks import check_codes, check_sound
 from erniekit.codecs.codebooks import nearest
 from erniekit.codecs.config_values import config_reader
-from erniekit.codecs.convolutions import Conv1D, pad_time
+from erniekit.codecs.convolutions import Conv1D
 from erniekit.codecs.hubert import MODEL_TYPES, SpeechModelConfig, hidden_states
 from erniekit.codecs.resampling import resample
 from erniekit.codecs.stack import Layer, Residual, pieces_of, through, through_in_pieces
@@ -137,7 +137,11 @@ class HiggsConfig:
 
 
 class Higgs:
-    """A tokenizer of Higgs Audio v2 as a codec; see `erniekit.codecs.codec.Codec`."""
+    """A tokenizer of Higgs Audio v2 as a codec; see `erniekit.codecs.codec.Codec`.
+
+    A recording is followed by zeros up to whole frames, as transformers' feature extractor does it, so S samples have
+    ceil(S / hop) frames.
+    """
 
     can_decode = True
 
@@ -190,9 +194,12 @@ class Higgs:
         """Return the codes int32[levels, frames] of float32[samples].
 
         Raises:
-            DataError: the sound is too short for the speech model, or its samples are no sound.
+            DataError: there are no samples, they are no sound, or too few for the speech model.
         """
         sound = check_sound(sound)
+        if not len(sound):
+            raise DataError("a recording without samples has no codes")
+        sound = np.pad(sound, (0, -len(sound) % self.config.hop))
         with paddle.no_grad():
             semantic_1CT = self._semantic_states(sound)
             acoustic_1CT = self._acoustic_states(sound, semantic_1CT.shape[2])
@@ -213,11 +220,15 @@ class Higgs:
         if not codes.shape[1]:
             raise DataError("codes without frames have no sound")
         with paddle.no_grad():
-            pairs = zip(self._quantizers, paddle.to_tensor(codes), strict=False)
-            x_TC = self._fc2(paddle.add_n([quantizer.decode(codes_T) for quantizer, codes_T in pairs]))
-            states = pieces_of(x_TC.transpose([1, 0]).unsqueeze(0), self._piece)
+            states = (self._states_of(codes_1LT[0]) for codes_1LT in pieces_of(codes, self._piece))
             pieces = through_in_pieces(self._decoder, states, up=math.prod(self.config.dac_upsampling_ratios))
             return np.concatenate([piece.numpy()[0, 0] for piece in pieces])
+
+    def _states_of(self, codes_LT: Tensor) -> Tensor:
+        """Return the states [1, C, T] that the decoder makes sound of."""
+        pairs = zip(self._quantizers, codes_LT, strict=False)
+        x_TC = self._fc2(paddle.add_n([quantizer.decode(codes_T) for quantizer, codes_T in pairs]))
+        return x_TC.transpose([1, 0]).unsqueeze(0)
 
     def _semantic_states(self, sound: np.ndarray) -> Tensor:
         """Return the mean of all hidden states, behind the convolutions."""
@@ -233,12 +244,12 @@ class Higgs:
     def _acoustic_states(self, sound: np.ndarray, frames: int) -> Tensor:
         """Return as many states of the sound as the semantic branch has; half a frame of silence on either side makes
         up for one that is missing."""
-        x_11S = paddle.to_tensor(sound).reshape([1, 1, -1])
+        padded = sound
         if dac_layers.frames(len(sound), self.config.dac_downsampling_ratios) != frames:
-            x_11S = pad_time(x_11S, self.config.hop // 2, self.config.hop // 2)
-        if (acoustic := dac_layers.frames(x_11S.shape[2], self.config.dac_downsampling_ratios)) != frames:
+            padded = np.pad(sound, self.config.hop // 2)
+        if (acoustic := dac_layers.frames(len(padded), self.config.dac_downsampling_ratios)) != frames:
             raise DataError(f"a recording of {len(sound)} samples has {acoustic} acoustic and {frames} semantic frames")
-        pieces = pieces_of(x_11S, self._piece * self.config.hop)
+        pieces = pieces_of(padded[None], self._piece * self.config.hop)
         return paddle.concat(list(through_in_pieces(self._acoustic, pieces, down=self.config.hop)), 2)
 
 

@@ -21,6 +21,7 @@ import paddle.nn.functional as F
 from paddle import Tensor
 
 from erniekit.codecs.attention import ACTIVATIONS, attend
+from erniekit.codecs.checks import check_sound
 from erniekit.codecs.config_values import config_reader
 from erniekit.codecs.convolutions import in_numpy
 from erniekit.codecs.weights import CodecWeights
@@ -236,11 +237,11 @@ class SpeechModel:
         """Return float32[frames, size] of a sound, float32[samples] of one channel from -1 to 1.
 
         Raises:
-            DataError: the sound is too short for one frame.
+            DataError: the sound is too short for one frame, or its samples are no sound.
         """
+        sound = check_sound(sound)
         if len(sound) < self.shortest:
             raise DataError(f"a recording of {len(sound)} samples: this speech model needs at least {self.shortest}")
-        sound = np.asarray(sound, np.float32)
         with paddle.no_grad():
             states = hidden_states(
                 self.config, self._weights, paddle.to_tensor(normalise(sound) if self._normalises else sound)
@@ -340,7 +341,7 @@ def _scaled(x_1CT: Tensor, mean_C1: Tensor, scale_C1: Tensor, bias_C1: Tensor) -
         y += bias
         return y
 
-    if x_1CT.place.is_gpu_place():
+    if not x_1CT.place.is_cpu_place():
         return (x_1CT - mean_C1) * scale_C1 + bias_C1
     return in_numpy(compute, x_1CT, mean_C1, scale_C1, bias_C1)
 

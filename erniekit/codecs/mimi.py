@@ -203,7 +203,7 @@ class Mimi:
         if not len(sound):
             raise DataError("a recording without samples has no codes")
         with paddle.no_grad():
-            pieces = pieces_of(paddle.to_tensor(sound).reshape([1, 1, -1]), self._piece * self._hop)
+            pieces = pieces_of(sound[None], self._piece * self._hop)
             x_1CT = paddle.concat(list(through_in_pieces(self._encoder, pieces, down=self._hop)), 2)
             x_1CT = self._downsample(_over_time(self._encoder_transformer, x_1CT))
             codes = [quantizer.encode(x_1CT) for quantizer in self._quantizers]
@@ -224,7 +224,8 @@ class Mimi:
             if len(codes) > first.levels:
                 x_1CT = x_1CT + self._quantizers[1].decode(paddle.to_tensor(codes[first.levels :]))
             x_1CT = _over_time(self._decoder_transformer, self._upsample(x_1CT))
-            pieces = through_in_pieces(self._decoder, pieces_of(x_1CT, self._piece), up=self._hop)
+            states = (x_1CT[:, :, start : start + self._piece] for start in range(0, x_1CT.shape[2], self._piece))
+            pieces = through_in_pieces(self._decoder, states, up=self._hop)
             return np.concatenate([piece.numpy()[0, 0] for piece in pieces])
 
 

@@ -18,6 +18,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 # thread, so the values do not depend on the number of threads.
 BLOCK_FRAMES = 12
 _BLOCKS_AT_ONCE = 32  # whose spectra are computed together
+_SOLVED_AT_ONCE = 512  # frames whose magnitudes are found together, in the cache of a core
 
 
 @dataclass(frozen=True)
@@ -95,13 +96,16 @@ def magnitudes_of(log_mel: np.ndarray, frames: MelFrames, rounds: int = 30) -> n
     They are the non-negative least squares solution as far as multiplicative updates (Lee and Seung 2001, NIPS 13) have
     come after some rounds; the first guess spreads each band over its frequencies.
     """
-    filters = mel_filters(frames)
-    wanted = np.exp(log_mel.astype(np.float32))
-    pull = wanted @ filters
-    found = pull / (filters.sum(axis=0) * filters.sum(axis=1).mean() + np.float32(1e-9))
-    for _ in range(rounds):
-        found *= pull / ((found @ filters.T) @ filters + np.float32(1e-9))
-    return found
+    filters, tiny = mel_filters(frames), np.float32(1e-9)
+    spread = filters.sum(axis=0) * filters.sum(axis=1).mean() + tiny
+    magnitudes = np.empty((len(log_mel), filters.shape[1]), np.float32)
+    for start in range(0, len(log_mel), _SOLVED_AT_ONCE):
+        pull = np.exp(log_mel[start : start + _SOLVED_AT_ONCE].astype(np.float32)) @ filters
+        found = pull / spread
+        for _ in range(rounds):
+            found *= pull / ((found @ filters.T) @ filters + tiny)
+        magnitudes[start : start + _SOLVED_AT_ONCE] = found
+    return magnitudes
 
 
 def spectra_of(sound: np.ndarray, frames: MelFrames) -> np.ndarray:

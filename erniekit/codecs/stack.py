@@ -99,7 +99,7 @@ def through_in_pieces(
     """
     before, after = reach_of(layers)
     lookahead = math.ceil((after + 1) / down) - 1
-    lookback = math.ceil((before + after) / down)  # reflections at the end look back by `after`
+    lookback = math.ceil((before + down - 1) / down)  # a reflection at the end looks back further, but within a frame
     held: Tensor | None = None
     given = 0  # frames in `held` whose result has been given
     coming = iter(pieces)

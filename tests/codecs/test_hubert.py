@@ -49,6 +49,8 @@ def test_facts_of_a_model(tmp_path):
     assert model.shortest == 30 and model.features(seeded_sound("short", 30)).shape == (1, 16)
     with pytest.raises(DataError, match=r"29 samples.*at least 30"):
         model.features(seeded_sound("short", 29))
+    with pytest.raises(DataError, match="1 of 40 samples are NaN"):
+        model.features(np.float32([0] * 39 + [np.nan]))
 
 
 def test_a_sound_is_normalised_as_its_preprocessor_config_says(tmp_path):

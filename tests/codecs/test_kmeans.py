@@ -10,6 +10,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from erniekit.codecs.clustering import nearest
+from erniekit.codecs.hubert import SpeechModel
 from erniekit.codecs.kmeans import (
     KMeans,
     KMeansConfig,
@@ -22,6 +23,7 @@ from erniekit.codecs.kmeans import (
 from erniekit.codecs.open import open_codec
 from erniekit.codecs.spectrogram import MelFrames, log_mel_frames
 from erniekit.errors import ConfigurationError, DataError, ModelFileError
+from tests.codecs.test_hubert import tiny
 from tests.codecs.test_residual_kmeans import sounds
 
 FRAMES = MelFrames(mel_bins=20)
@@ -76,6 +78,21 @@ def test_a_models_place_is_kept_and_a_missing_one_named(tmp_path, monkeypatch):
         open_kmeans(tmp_path / "units")
     again = open_kmeans(tmp_path / "units", features=Halves())
     assert (again.config.layer, again.config.model) == (2, str(tmp_path / "hubert"))
+
+
+def test_units_over_hidden_states_are_opened_with_their_model(tmp_path):
+    model, units, sound = tiny(tmp_path / "hubert"), tmp_path / "units", sounds()[0][:1600]
+    codec = fit_kmeans([sound, sounds()[1][:800]], KMeansConfig(6, "hidden_states", model=str(model), layer=2))
+    expected = nearest(SpeechModel(model, 2).features(sound), codec.centroids)
+    codec.save(units)
+    again = open_codec(units)
+    np.testing.assert_array_equal(again.encode(sound)[0], expected)
+    assert (again.frame_rate, again.fingerprint) == (800, codec.fingerprint)
+    path = units / "config.json"
+    path.write_text(path.read_text().replace(str(model), "../hubert"))
+    assert open_codec(units).fingerprint == codec.fingerprint
+    path.write_text(path.read_text().replace('"layer": 2', '"layer": 1'))
+    assert open_codec(units).fingerprint != codec.fingerprint
 
 
 @pytest.mark.parametrize(

@@ -98,14 +98,15 @@ def test_an_answer_without_a_trained_part_is_not_trained():
 @pytest.mark.parametrize(
     ("user", "assistant", "says"),
     [
-        ([{"units": []}], "a", "messages[0].content[0].units: expected units, whole numbers from 0, got []"),
-        ([{"units": [1, -2]}], "a", "messages[0].content[0].units[1]: expected units, whole numbers from 0, got -2"),
+        ([{"units": []}], "a", "messages[0].content[0].units: expected at least one unit, got none"),
+        ([{"units": [1, -2]}], "a", "messages[0].content[0].units[1]: expected a unit: a whole number from 0, got -2"),
         ([{"units": [True]}], "a", "got True"),
         ([{"units": [1.0]}], "a", "got 1.0"),
         ([{"units": "1 x"}], "a", "got 'x'"),
-        ([{"units": [10**7]}], "a", "got 10000000"),
+        ([{"units": [10**10]}], "a", "got 10000000000"),
         ([{"units": {"codes": 1}}], "a", "got {'codes': 1}"),
         ([{"type": "units"}], "a", "parts of type text, audio or units"),
+        ([{"units": [1], "text": "b"}], "a", "one of units, audio and text in a part, got units and text"),
         ([{"units": [1], "train": False}], "a", "`train` in the assistant's messages only"),
         ("q", [{"text": "a", "train": 2}], "messages[1].content[0].train: expected 0 or 1, got 2"),
         ("q", [{"audio": "a.wav"}], "recordings in messages of the user only"),

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from erniekit.data.conversation import Part
-from erniekit.data.formats.problems import MalformedError, describe_value, parse_flag, parse_text, shorten
+from erniekit.data.formats.aligned_units import parse_units
+from erniekit.data.formats.problems import MalformedError, parse_flag, parse_text, shorten
 from erniekit.data.formats.recordings import AUDIO_PARTS, parse_audio_part
 from erniekit.data.media.clip import ContentClip
 from erniekit.data.units import Units
@@ -14,7 +15,6 @@ TEXT_PARTS = ("text", "input_text", "output_text")  # the types of a content par
 UNITS, TRAIN = "units", "train"
 # What other parts of a content hold, by a word in their type: "image_url", "video", ...
 OTHER_PARTS = {"image": "a vision record", "video": "a video record"}
-MAX_DIGITS = 6  # of a unit's number
 _UNTYPED = (UNITS, "audio", "text")  # fields that tell what a part without a type holds
 
 
@@ -50,9 +50,15 @@ def parse_content_parts(value: object, name: str, *, trains: bool = False) -> Co
     for number, part in enumerate(value):
         place = f"{name}[{number}]"
         kind = _kind(part)
+        held = [field for field in _UNTYPED if isinstance(part, dict) and part.get(field) is not None]
+        if len(held) > 1 and (UNITS in held or "type" not in part):
+            raise MalformedError(place, "one of units, audio and text in a part", " and ".join(held))
         trained = _trained(part, place, trains) if isinstance(part, dict) else True
         if kind == UNITS:
-            parts.append(Part(Units(parse_units(part[UNITS], f"{place}.{UNITS}")), trained))
+            codes = parse_units(part[UNITS], f"{place}.{UNITS}")
+            if not codes:
+                raise MalformedError(f"{place}.{UNITS}", "at least one unit", "none")
+            parts.append(Part(Units(codes), trained))
         elif kind in AUDIO_PARTS:
             clips.append(ContentClip(len(text), parse_audio_part(part, place)))
             parts.append(Part(None, trained))
@@ -67,23 +73,6 @@ def parse_content_parts(value: object, name: str, *, trains: bool = False) -> Co
             raise MalformedError(place, "a string or parts of type text, audio or units", got)
     plain = all(part.trained and not isinstance(part.value, Units) for part in parts)
     return Content(text, tuple(clips), () if plain else _merged(parts))
-
-
-def parse_units(value: object, name: str) -> tuple[int, ...]:
-    """Return the codes of a stretch of speech: a list of numbers from 0, or a text of them.
-
-    Raises:
-        MalformedError: it is neither, or empty.
-    """
-    expected = "units, whole numbers from 0"
-    codes = value.split() if isinstance(value, str) else value
-    if not isinstance(codes, list) or not codes:
-        raise MalformedError(name, expected, describe_value(value))
-    for place, code in enumerate(codes):
-        word = str(code) if isinstance(code, (int, str)) and not isinstance(code, bool) else ""
-        if not (word.isascii() and word.isdecimal() and len(word) <= MAX_DIGITS):
-            raise MalformedError(f"{name}[{place}]", expected, shorten(code))
-    return tuple(map(int, codes))
 
 
 def _kind(part: object) -> str | None:

@@ -23,10 +23,10 @@ from erniekit.model.lora.new_row_files import (
     is_row_tensor,
     merge_rows,
     peft_row_tensors,
-    peft_token_ids,
     read_new_rows,
 )
 from erniekit.model.lora.paddlenlp_files import is_paddlenlp_folder, read_paddlenlp
+from erniekit.model.lora.trainable_tokens import peft_token_ids
 from erniekit.model.storage.safetensors import SafetensorsFile, check_finite, write_safetensors
 from erniekit.model.storage.shards import format_problems
 

@@ -25,8 +25,8 @@ from erniekit.model.lora.lora import (
     save_adapters,
     without_adapters,
 )
-from erniekit.model.lora.new_row_files import adapter_vocabulary
 from erniekit.model.lora.peft_files import read_adapters
+from erniekit.model.lora.trainable_tokens import adapter_vocabulary
 from erniekit.model.new_rows import place_rows
 from erniekit.model.storage.safetensors import SafetensorsFile
 from erniekit.model.vocabulary import grow, grown_vocabulary
