@@ -1,7 +1,7 @@
 """Stacks of convolutions, computed over a long recording piece by piece, with what each piece needs of its neighbours.
 
 The states of one layer take up to 20 MB for each second of sound. A stack therefore takes sound, or frames, in pieces
-of a few seconds, and the memory that it needs does not depend on the length of a recording.
+of a second or so, and the memory that it needs does not depend on the length of a recording.
 """
 
 from __future__ import annotations
