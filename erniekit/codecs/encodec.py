@@ -186,8 +186,10 @@ class Encodec:
         self._piece = frames if config.seanet.norm_type == "weight_norm" else None
         weights, shape = CodecWeights(folder), (config.codebook_size, config.seanet.hidden_size)
         self._encoder = read_encoder(weights, config.seanet)
-        names = [f"quantizer.layers.{level}.codebook.embed" for level in range(self.levels)]
-        self._codebooks = [paddle.to_tensor(weights.take(name, *shape)) for name in names]
+        self._codebooks = [
+            paddle.to_tensor(weights.take(f"quantizer.layers.{level}.codebook.embed", *shape))
+            for level in range(self.levels)
+        ]
         facts = [MODEL_TYPE, asdict(config), self.levels, weights.digest]
         self.fingerprint = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
         self._decoder = read_decoder(weights, config.seanet)

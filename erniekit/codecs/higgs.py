@@ -108,9 +108,10 @@ class HiggsConfig:
             raise ModelFileError(f"{path}: semantic_model_config: do_stable_layer_norm is not supported")
         if self.dac_decoder_hidden_size % 2 ** len(self.dac_upsampling_ratios):
             raise ModelFileError(f"{path}: upsampling_ratios cannot halve decoder_hidden_size so many times")
-        if self.levels < 1:
+        if self.codebook_size < 2 or self.levels < 1:
             raise ModelFileError(
-                f"{path}: target_bandwidths: {self.target_bandwidths[-1]} kbit/s are less than a level"
+                f"{path}: codebook_size, target_bandwidths: {self.target_bandwidths[-1]} kbit/s are less than a level of "
+                f"{self.codebook_size} codes"
             )
 
     @property

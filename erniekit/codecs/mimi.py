@@ -24,7 +24,7 @@ from paddle import Tensor
 from erniekit.codecs.attention import ACTIVATIONS, attend
 from erniekit.codecs.checks import check_codes, check_sound
 from erniekit.codecs.codebooks import dequantize, quantize
-from erniekit.codecs.config_values import config_reader
+from erniekit.codecs.config_values import check_epsilon, config_reader
 from erniekit.codecs.convolutions import Conv1D, ConvTranspose1D
 from erniekit.codecs.stack import Layer, Residual, pieces_of, through_in_pieces
 from erniekit.codecs.weights import CodecWeights
@@ -145,6 +145,9 @@ class MimiConfig:
             raise ModelFileError(f"{path}: num_key_value_heads must divide num_attention_heads, and 2 head_dim")
         if self.hidden_size % self.upsample_groups:
             raise ModelFileError(f"{path}: upsample_groups must divide hidden_size")
+        if self.trim_right_ratio > 1:
+            raise ModelFileError(f"{path}: trim_right_ratio: expected at most 1, got {self.trim_right_ratio}")
+        check_epsilon(path, "norm_eps", self.norm_eps)
         inner_rate = math.ceil(self.sampling_rate / math.prod(self.upsampling_ratios))
         if int(inner_rate / self.frame_rate) != 2:
             raise ModelFileError(f"{path}: frame_rate: {self.frame_rate} is not half of {inner_rate}")

@@ -6,6 +6,7 @@ from importlib import import_module
 from pathlib import Path
 
 from erniekit.codecs.codec import Codec
+from erniekit.data.media.recording import MAX_RATE
 from erniekit.errors import ConfigurationError, ModelFileError
 from erniekit.json_files import read_json_object
 from erniekit.model.storage.model_folder import refuse_half_written
@@ -49,6 +50,10 @@ def open_codec(folder: Path | str, *, levels: int | None = None, bandwidth: floa
         levels = _levels_at(bandwidth, config_path, config, levels)
     module, name = CODECS[model_type]
     codec: Codec = getattr(import_module(module), name)(folder, levels=levels)
+    if codec.sampling_rate > MAX_RATE:  # recordings would be read at this rate
+        raise ModelFileError(
+            f"{config_path}: a sampling rate of {codec.sampling_rate:,} Hz: recordings have at most {MAX_RATE:,}"
+        )
     return codec
 
 

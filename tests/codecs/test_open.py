@@ -76,6 +76,12 @@ def test_a_missing_or_damaged_folder_is_refused(tmp_path):
         open_codec(folder)
 
 
+def test_recordings_are_not_read_at_an_absurd_rate(tmp_path):
+    folder = write_codec(tmp_path, "dac", 0, sampling_rate=2_000_000_000)
+    with pytest.raises(ModelFileError, match="a sampling rate of 2,000,000,000 Hz: recordings have at most 1,536,000"):
+        open_codec(folder)
+
+
 def test_no_codec_is_imported_before_it_is_asked_for():
     program = "import sys, erniekit.codecs.open; sys.exit('paddle' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -150,6 +150,7 @@ def damaged(folder: Path, **values: object) -> None:
         ({"levels": "3"}, "levels is '3': expected int"),
         ({"levels": 0}, "levels is 0: expected 1 to 64"),
         ({"codebook_size": 10**9}, "codebook_size"),
+        ({"griffin_lim_momentum": 10**400}, "griffin_lim_momentum is 1000000000"),
         ({"neighbour_weight": 0.4}, "neighbour_weight"),
         ({"griffin_lim_rounds": -1}, "griffin_lim_rounds"),
         ({"griffin_lim_momentum": 1}, "griffin_lim_momentum"),
