@@ -18,11 +18,13 @@ import numpy as np
 
 from erniekit.codecs.codec import Codec
 from erniekit.data.media.clip import Clip
-from erniekit.data.media.errors import describe_clip
+from erniekit.data.media.errors import RecordingError, describe_clip
 from erniekit.data.media.recording import clip_length, read_clip
-from erniekit.errors import DataError, UserError
+from erniekit.errors import DataError
 
 _WAITING = 4  # recordings for each process that are read ahead; the order of results costs no more memory
+
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,21 +74,29 @@ def read_sound(clip: Clip, sampling_rate: int, reading: Reading) -> np.ndarray |
         return Skipped(seconds)
     sound = read_clip(clip, sampling_rate)
     peak = float(np.abs(sound).max())
-    return sound * np.float32(reading.peak / peak) if reading.peak and peak else sound
+    factor = min(reading.peak / peak, _LARGEST) if peak else 0.0
+    return sound * np.float32(factor) if factor else sound
 
 
 def encode_clip(codec: Codec, clip: Clip, reading: Reading) -> Result:
-    """Read and encode a recording."""
+    """Read and encode a recording.
+
+    Raises:
+        DataError: a package is missing that reads recordings.
+    """
     try:
         sound = read_sound(clip, codec.sampling_rate, reading)
-        if isinstance(sound, Skipped):
-            return sound
-        codes = codec.encode(sound)
-        if not codes.shape[1]:
-            return Failed(f"{describe_clip(clip)}: {len(sound):,} samples are too short for a frame of the codec")
-        return Encoded(codes, len(sound) / codec.sampling_rate)
-    except UserError as error:
+    except RecordingError as error:
         return Failed(str(error))
+    if isinstance(sound, Skipped):
+        return sound
+    try:
+        codes = codec.encode(sound)
+    except DataError as error:
+        return Failed(f"{describe_clip(clip)}: {error}")
+    if not codes.shape[1]:
+        return Failed(f"{describe_clip(clip)}: {len(sound):,} samples are too short for a frame of the codec")
+    return Encoded(codes, len(sound) / codec.sampling_rate)
 
 
 def encode_clips(
