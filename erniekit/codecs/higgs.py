@@ -110,8 +110,8 @@ class HiggsConfig:
             raise ModelFileError(f"{path}: upsampling_ratios cannot halve decoder_hidden_size so many times")
         if self.codebook_size < 2 or self.levels < 1:
             raise ModelFileError(
-                f"{path}: codebook_size, target_bandwidths: {self.target_bandwidths[-1]} kbit/s are less than a level of "
-                f"{self.codebook_size} codes"
+                f"{path}: codebook_size, target_bandwidths: {self.target_bandwidths[-1]} kbit/s are less than a level "
+                f"of {self.codebook_size} codes"
             )
 
     @property
