@@ -190,7 +190,7 @@ def check_adapters(folder: Path, model_config: ModelConfig) -> None:
     Args:
         model_config: of the base model; adapters may have rows of new tokens.
     """
-    from erniekit.model.lora.new_row_files import grown_by_adapters
+    from erniekit.model.lora.trainable_tokens import grown_by_adapters
 
     _stored_settings(folder, grown_by_adapters(model_config, folder))
 

@@ -29,7 +29,7 @@ from erniekit.errors import ConfigurationError, DataError, ModelFileError
 from erniekit.json_files import read_json_object
 
 MODEL_TYPE = "dac"
-PIECE_SECONDS = 4  # of sound that go through the convolutions at once
+PIECE_SECONDS = 1  # of sound that go through the convolutions at once
 NORM_EPSILON = 1e-12  # the least length that a direction is divided by
 _UNUSED_LEVELS = r"quantizer\.quantizers\.\d+\..*"
 

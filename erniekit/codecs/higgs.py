@@ -138,7 +138,11 @@ class HiggsConfig:
 
 
 class Higgs:
-    """A tokenizer of Higgs Audio v2 as a codec; see `erniekit.codecs.codec.Codec`."""
+    """A tokenizer of Higgs Audio v2 as a codec; see `erniekit.codecs.codec.Codec`.
+
+    A recording is followed by zeros up to whole frames, as transformers' feature extractor does it, so S samples have
+    ceil(S / hop) frames.
+    """
 
     can_decode = True
 
@@ -191,9 +195,12 @@ class Higgs:
         """Return the codes int32[levels, frames] of float32[samples].
 
         Raises:
-            DataError: the sound is too short for the speech model, or its samples are no sound.
+            DataError: there are no samples, they are no sound, or too few for the speech model.
         """
         sound = check_sound(sound)
+        if not len(sound):
+            raise DataError("a recording without samples has no codes")
+        sound = np.pad(sound, (0, -len(sound) % self.config.hop))
         with paddle.no_grad():
             semantic_1CT = self._semantic_states(sound)
             acoustic_1CT = self._acoustic_states(sound, semantic_1CT.shape[2])

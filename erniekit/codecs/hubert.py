@@ -342,7 +342,7 @@ def _scaled(x_1CT: Tensor, mean_C1: Tensor, scale_C1: Tensor, bias_C1: Tensor) -
         y += bias
         return y
 
-    if x_1CT.place.is_gpu_place():
+    if not x_1CT.place.is_cpu_place():
         return (x_1CT - mean_C1) * scale_C1 + bias_C1
     return in_numpy(compute, x_1CT, mean_C1, scale_C1, bias_C1)
 

@@ -41,7 +41,7 @@ class MelFrames:
     mel_bins: int = 80
     lowest_frequency: float = 40.0
     highest_frequency: float = 8000.0
-    mel_floor: float = 0.03
+    mel_floor: float = 0.003
 
     @property
     def frame_rate(self) -> float:

@@ -18,7 +18,7 @@ from erniekit.json_files import read_json_object
 from erniekit.manifest import problems
 from erniekit.model.architectures.model_config import CONFIG_FILE, ModelConfig
 from erniekit.model.lora.folder import ADAPTER_CONFIG_FILE, base_model_of, is_adapter_folder
-from erniekit.model.lora.new_row_files import grown_by_adapters
+from erniekit.model.lora.trainable_tokens import grown_by_adapters
 from erniekit.model.storage.layouts import locate_weights
 from erniekit.model.storage.model_folder import refuse_half_written, refuse_sharded_checkpoint
 from erniekit.training.callbacks.files import RESULT_FILES

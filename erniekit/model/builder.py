@@ -19,7 +19,7 @@ from erniekit.model.linear import Linear, initial_weight
 from erniekit.model.lora.config import LoraSettings
 from erniekit.model.lora.fingerprint import AllGatherObject, single_process_all_gather
 from erniekit.model.lora.lora import add_adapters, describe_adapters, load_adapters
-from erniekit.model.lora.new_row_files import grown_by_adapters
+from erniekit.model.lora.trainable_tokens import grown_by_adapters
 from erniekit.model.moe.dispatch import NO_EXPERT_PARALLEL, ExpertParallel
 from erniekit.model.quantization.fp8 import AllReduceMax, compute_in_fp8, read_averages, single_process_all_reduce_max
 from erniekit.model.quantization.packed import pack_linears

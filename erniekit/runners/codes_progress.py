@@ -8,6 +8,7 @@ import time
 from types import TracebackType
 
 from erniekit.data.recording_facts import duration
+from erniekit.terminal import escape_control_characters
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ class CodesProgress:
         if self._live and now - self._shown >= REFRESH_SECONDS:
             self._shown = now
             line = f"{self._done:,} of {self._recordings:,} recordings{self._speed()}"
-            print(f"\r\x1b[K{line[:100]}", end="", file=sys.stderr, flush=True)
+            print(f"\r\x1b[K{escape_control_characters(line[:100])}", end="", file=sys.stderr, flush=True)
 
     def block(self, count: int, seconds: float) -> None:
         """Tell of a complete block."""

@@ -46,4 +46,4 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
         },
     ),
 )
-SAMPLES = (1203, 1919, 2891)  # of the recorded sounds: half a frame is put on either side of the first only
+SAMPLES = (777, 1920, 2891)  # of the recorded sounds; a frame has 960

@@ -3,8 +3,9 @@
 
     .venv-transformers5/bin/python tools/parity/record_codecs5.py
 
-Needs transformers 5, torch and torchaudio, and neither Paddle nor the package. The weights and sounds are those of
-tests/codecs/seeded_folders.py, and are not stored.
+Needs transformers 5, torch and torchaudio (`pip install --no-deps torchaudio`), and neither Paddle nor the package.
+Beside a torch without CUDA, torchaudio is imported once the libraries in its folder `lib` are gone; what is used of it
+is Python. The weights and sounds are those of tests/codecs/seeded_folders.py, and are not stored.
 
 tests/codecs/recorded/higgs.npz and mimi5.npz hold for each case its facts (`config.json`, names and shapes of the
 weights), and for each length of sound the codes, int16 [levels, T], and the sound that they decode to.
@@ -39,8 +40,10 @@ MIMI_CASES = (
 RATES = ((24_000, 16_000, 301), (16_000, 24_000, 200), (24_000, 16_000, 1), (44_100, 16_000, 500), (48_000, 16_000, 90))
 
 
-def record(model: Any, name: str, config: dict[str, Any], lengths: tuple[int, ...]) -> dict[str, np.ndarray]:
-    """Return what is stored of one case."""
+def record(
+    model: Any, extractor: Any, name: str, config: dict[str, Any], lengths: tuple[int, ...]
+) -> dict[str, np.ndarray]:
+    """Return what is stored of one case; the feature extractor fills sound up as a user's is."""
     with tempfile.TemporaryDirectory() as place:
         model.save_pretrained(place)
         shapes = {name: values.shape for name, values in load_file(Path(place) / "model.safetensors").items()}
@@ -59,8 +62,10 @@ def record(model: Any, name: str, config: dict[str, Any], lengths: tuple[int, ..
     }
     recorded = {"facts": np.frombuffer(json.dumps(facts).encode(), np.uint8)}
     for samples in lengths:
+        heard = seeded_sound(f"{name} {samples}", samples)
+        inputs = extractor(heard, sampling_rate=extractor.sampling_rate, return_tensors="pt")["input_values"]
         with torch.no_grad():
-            codes = model.encode(torch.tensor(seeded_sound(f"{name} {samples}", samples))[None, None]).audio_codes
+            codes = model.encode(inputs).audio_codes
             sound = model.decode(codes).audio_values
         recorded[f"{samples}/codes"] = codes[0].numpy().astype(np.int16)
         recorded[f"{samples}/sound"] = sound[0, 0].numpy()
@@ -81,13 +86,15 @@ def main() -> None:
         config = {"model_type": "higgs_audio_v2_tokenizer", **higgs_models.TINY, **changes}
         values = {key: value for key, value in config.items() if key != "model_type"}
         model = transformers.HiggsAudioV2TokenizerModel(transformers.HiggsAudioV2TokenizerConfig(**values))
-        cases.append(record(model, name, config, higgs_models.SAMPLES))
+        extractor = transformers.DacFeatureExtractor(sampling_rate=24_000, hop_length=model.config.hop_length)
+        cases.append(record(model, extractor, name, config, higgs_models.SAMPLES))
     save("higgs.npz", cases)
     cases = []
     for name, changes in MIMI_CASES:
         config = {**mimi_models.TINY, **changes}
         model = transformers.MimiModel(transformers.MimiConfig(**config))
-        cases.append(record(model, name, {"model_type": "mimi", **config}, (803,)))
+        extractor = transformers.EncodecFeatureExtractor(sampling_rate=config["sampling_rate"])
+        cases.append(record(model, extractor, name, {"model_type": "mimi", **config}, (803,)))
     save("mimi5.npz", cases)
     resampled = {}
     for rate, wanted, samples in RATES:

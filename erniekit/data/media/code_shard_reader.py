@@ -286,7 +286,7 @@ def _codes_of(content: bytes, levels: int | None, codebook_size: int | None) -> 
 def _duration(record: Mapping[str, Any]) -> float:
     """Return the seconds that a record says; 0 if it says none, or what cannot be the length of a recording."""
     value = record.get("audio_duration")
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         return 0.0
     return float(value) if 0 <= value <= sys.float_info.max else 0.0
 
