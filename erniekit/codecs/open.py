@@ -20,6 +20,7 @@ CODECS: dict[str, tuple[str, str]] = {
     "kmeans": ("erniekit.codecs.kmeans", "open_kmeans"),
     "higgs_audio_v2_tokenizer": ("erniekit.codecs.higgs", "Higgs"),
 }
+SPEECH_MODELS = ("hubert", "wav2vec2")  # that `codec_features` may name
 
 
 def open_codec(folder: Path | str, *, levels: int | None = None, bandwidth: float | None = None) -> Codec:
@@ -45,7 +46,11 @@ def open_codec(folder: Path | str, *, levels: int | None = None, bandwidth: floa
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in CODECS:
         known = ", ".join(sorted(CODECS))
-        raise ModelFileError(f"{config_path}: model_type is {model_type!r:.80}, which is no codec; codecs are {known}")
+        speech = " (codec: kmeans with this folder as codec_features makes units of a speech model's states)"
+        hint = speech if model_type in SPEECH_MODELS else ""
+        raise ModelFileError(
+            f"{config_path}: model_type is {model_type!r:.80}, which is no codec; codecs are {known}{hint}"
+        )
     if bandwidth is not None:
         levels = _levels_at(bandwidth, config_path, config, levels)
     module, name = CODECS[model_type]

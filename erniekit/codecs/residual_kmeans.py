@@ -152,6 +152,7 @@ def fit_residual_kmeans(
         sounds,
         lambda sound: log_mel_frames(sound, config.frames),
         sampling_rate=config.frames.sampling_rate,
+        codes=config.codebook_size,
         max_frames=max_frames,
         max_seconds=max_seconds,
         seed=seed,

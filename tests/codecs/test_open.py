@@ -76,6 +76,12 @@ def test_a_missing_or_damaged_folder_is_refused(tmp_path):
         open_codec(folder)
 
 
+def test_a_speech_model_is_named_as_features(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "hubert"}')
+    with pytest.raises(ModelFileError, match=r"no codec; .*codec: kmeans with this folder as codec_features"):
+        open_codec(tmp_path)
+
+
 def test_recordings_are_not_read_at_an_absurd_rate(tmp_path):
     folder = write_codec(tmp_path, "dac", 0, sampling_rate=2_000_000_000)
     with pytest.raises(ModelFileError, match="a sampling rate of 2,000,000,000 Hz: recordings have at most 1,536,000"):
