@@ -82,7 +82,9 @@ def write_codes(config: Config, *, fits_only: bool = False) -> CodesSummary:
         opener = codec_opener(codec_folder, config.codes.codec_levels, config.basic.device)
         facts = _facts(opener(), codec_folder, folder, request)
         if known is not None and known.fingerprint != facts.fingerprint:
+            records.close()
             _remove_codes(folder, config, "codec", known)
+            records = _list(folder, config)  # its files were among those
         _check_levels(config, facts)
         write_facts(folder, facts)
         return encode_blocks(folder, facts, records, opener, config)

@@ -220,6 +220,27 @@ def test_codes_of_another_request_are_protected(data: Path) -> None:
     assert files(data / "out")["codes.json"] != before["codes.json"]
 
 
+def test_codes_of_a_codec_that_was_replaced_are_not_continued(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    encode = LoudnessCodec.encode
+
+    def interrupted(self: LoudnessCodec, sound: np.ndarray) -> np.ndarray:
+        if len(sound) == 4 * FRAME:
+            raise KeyboardInterrupt
+        return encode(self, sound)
+
+    values = {"samples_per_shard": 2, "random_shuffle": False}
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(LoudnessCodec, "encode", interrupted)
+        write_codes(config_of(data, **values))
+    opener = lambda folder, levels, device: partial(LoudnessCodec, fingerprint="another")  # noqa: E731
+    monkeypatch.setattr("erniekit.runners.codes.codec_opener", opener)
+    with pytest.raises(ConfigurationError, match="not complete, that were made with another codec"):
+        write_codes(config_of(data, **values))
+    summary = write_codes(config_of(data, **values, overwrite_output_dir=True))
+    assert (summary.recordings, summary.errors) == (5, 2)
+    assert list(coded(data / "out")) == [f"r{number}" for number in range(1, 6)]
+
+
 def test_files_of_others_are_protected(data: Path) -> None:
     (data / "out").mkdir()
     (data / "out/data.lst").write_text("mine", encoding="utf-8")
