@@ -22,17 +22,16 @@ import paddle.nn.functional as F
 from paddle import Tensor
 
 from erniekit.codecs.attention import ACTIVATIONS, attend
-from erniekit.codecs.checks import check_codes, check_sound
+from erniekit.codecs.checks import check_codes, check_levels, check_sound
 from erniekit.codecs.codebooks import dequantize, quantize
 from erniekit.codecs.config_values import config_reader
 from erniekit.codecs.convolutions import Conv1D, ConvTranspose1D
-from erniekit.codecs.stack import Layer, Residual, pieces_of, through_in_pieces
+from erniekit.codecs.stack import PIECE_SECONDS, Layer, Residual, pieces_of, through_in_pieces
 from erniekit.codecs.weights import CodecWeights
-from erniekit.errors import ConfigurationError, DataError, ModelFileError
+from erniekit.errors import DataError, ModelFileError
 from erniekit.json_files import read_json_object
 
 MODEL_TYPE = "mimi"
-PIECE_SECONDS = 4  # of sound that go through the convolutions at once
 _UNUSED = r"quantizer\..*"  # levels that are not used, and what is left of training
 USAGE_EPSILON = 1e-5  # the least that the sum of an entry's vectors is divided by
 SEMANTIC, ACOUSTIC = (f"quantizer.{kind}_residual_vector_quantizer" for kind in ("semantic", "acoustic"))
@@ -171,9 +170,7 @@ class Mimi:
         folder = Path(folder)
         path = folder / "config.json"
         config = MimiConfig.from_json(path, read_json_object(path))
-        if levels is not None and not 1 <= levels <= config.num_quantizers:
-            raise ConfigurationError(f"{levels} levels: {folder} has {config.num_quantizers}; choose from 1 to that")
-        self.levels = config.num_quantizers if levels is None else levels
+        self.levels = check_levels(levels, config.num_quantizers, folder)
         self.sampling_rate, self.frame_rate = config.sampling_rate, config.frame_rate
         self.codebook_size = config.codebook_size
         self._hop = math.prod(config.upsampling_ratios)  # samples of a frame of the transformers
