@@ -17,17 +17,16 @@ from typing import Any
 import numpy as np
 import paddle
 
-from erniekit.codecs.checks import check_codes, check_sound
+from erniekit.codecs.checks import check_codes, check_levels, check_sound
 from erniekit.codecs.codebooks import dequantize, quantize
 from erniekit.codecs.config_values import config_reader
 from erniekit.codecs.seanet import SeanetSizes, read_decoder, read_encoder
-from erniekit.codecs.stack import pieces_of
+from erniekit.codecs.stack import PIECE_SECONDS, pieces_of
 from erniekit.codecs.weights import CodecWeights
 from erniekit.errors import ConfigurationError, DataError, ModelFileError
 from erniekit.json_files import read_json_object
 
 MODEL_TYPE = "encodec"
-PIECE_SECONDS = 1  # of sound that go through the convolutions at once
 LOUDNESS = 0.1  # root mean square of sound whose scales are not known
 _TRAINING_STATE = r"quantizer\.layers\.\d+\.codebook\.(embed|embed_avg|cluster_size|inited)"
 
@@ -174,9 +173,7 @@ class Encodec:
         folder = Path(folder)
         path = folder / "config.json"
         self.config = config = EncodecConfig.from_json(path, read_json_object(path))
-        if levels is not None and not 1 <= levels <= config.num_quantizers:
-            raise ConfigurationError(f"{levels} levels: {folder} has {config.num_quantizers}; choose from 1 to that")
-        self.levels = levels or config.num_quantizers
+        self.levels = check_levels(levels, config.num_quantizers, folder)
         self.codebook_size = config.codebook_size
         self.sampling_rate = config.sampling_rate
         self.frame_rate = config.frame_rate

@@ -107,7 +107,8 @@ class GenerationEvaluator:
                     ]
                     skipped += len(block) - len(fitting)
                     for (eval_prompt, _), answer in zip(fitting, self._answers(decoder, fitting), strict=True):
-                        line = _sample(eval_prompt, answer, _score(own, eval_prompt, answer))
+                        own_scores = _score(own, eval_prompt, answer)
+                        line = _sample(eval_prompt, answer, own_scores, self._speech.unit_token)
                         file.write(json.dumps(line, ensure_ascii=False) + "\n")
                         cut += answer.cut
         merged = merge_scores(scores).metrics()
@@ -216,9 +217,11 @@ def _scored(eval_prompt: EvalPrompt, answer: GeneratedAnswer) -> str:
     return answer.text if THOUGHTS_END in eval_prompt.expected else answer.text.rpartition(THOUGHTS_END)[2].lstrip()
 
 
-def _sample(eval_prompt: EvalPrompt, answer: GeneratedAnswer, scores: dict[str, float]) -> dict[str, Any]:
+def _sample(
+    eval_prompt: EvalPrompt, answer: GeneratedAnswer, scores: dict[str, float], unit_token: str
+) -> dict[str, Any]:
     dialogue = eval_prompt.dialogue
-    messages = [{"role": turn.role, "content": turn.written()} for turn in dialogue.turns]
+    messages = [{"role": turn.role, "content": turn.written(unit_token)} for turn in dialogue.turns]
     system = [{"role": "system", "content": dialogue.system}] if dialogue.system else []
     return {
         "place": eval_prompt.location,

@@ -139,7 +139,8 @@ def test_a_checkpoint_without_added_tokens_is_not_resumed_with_some(tiny_base: P
         refuse_other_tokens(config, model, tiny_base, "resume_from_checkpoint")
 
 
-def test_the_steps_of_a_run_are_those_with_its_tokens(make_config: MakeConfig) -> None:
+@pytest.mark.parametrize("values", [UNITS, {"dialogue_template": "spoken"}, {"unit_token": "<u{}>"}])
+def test_the_steps_of_a_run_are_those_with_its_tokens_and_template(make_config: MakeConfig, values: Any) -> None:
     cache_step_count(make_config(), 7)
     assert cached_step_count(make_config()) == 7
-    assert cached_step_count(make_config(**UNITS)) is None
+    assert cached_step_count(make_config(**values)) is None
