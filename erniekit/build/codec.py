@@ -98,12 +98,13 @@ def fitted_codec(folder: Path, request: dict[str, Any], *, overwrite: bool) -> b
         return True
     if overwrite and before:
         logger.info(f"overwrite_output_dir: removing the codec in {folder}")
-        shutil.rmtree(folder)
+        os.replace(folder, _partial(folder))  # never half a codec under its name
         return False
     what = f"with other values of {', '.join(differing)}" if before else "by something else"
+    again = "overwrite_output_dir: true to have it fitted again, " if before else ""
     raise ConfigurationError(
         f"output_dir: {folder} has a codec that was made {what}\n  Write codec: {folder} to encode with it, "
-        "overwrite_output_dir: true to have it fitted again, or another output_dir."
+        f"{again}or another output_dir."
     )
 
 
@@ -113,13 +114,22 @@ def fit_codec(config: Config, sounds: Sounds, folder: Path, request: dict[str, A
     Raises:
         UserError: there is no sound, or a value cannot be used.
     """
+    temp_path = _partial(folder)
+    temp_path.mkdir(parents=True)
+    try:
+        fit = _fit_units if config.codes.codec == "kmeans" else _fit_residual
+        fit(config, sounds, temp_path)
+        (temp_path / FIT_FACTS).write_text(json.dumps(request, indent=2) + "\n", encoding="utf-8")
+        os.replace(temp_path, folder)
+    finally:
+        shutil.rmtree(temp_path, ignore_errors=True)
+
+
+def _partial(folder: Path) -> Path:
+    """Return where a codec lies until it is complete; nothing is there."""
     temp_path = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(temp_path, ignore_errors=True)
-    temp_path.mkdir(parents=True)
-    fit = _fit_units if config.codes.codec == "kmeans" else _fit_residual
-    fit(config, sounds, temp_path)
-    (temp_path / FIT_FACTS).write_text(json.dumps(request, indent=2) + "\n", encoding="utf-8")
-    os.replace(temp_path, folder)
+    return temp_path
 
 
 def _fit_residual(config: Config, sounds: Sounds, folder: Path) -> None:

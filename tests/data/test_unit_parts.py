@@ -106,6 +106,7 @@ def test_an_answer_without_a_trained_part_is_not_trained():
         ([{"units": [10**10]}], "a", "got 10000000000"),
         ([{"units": {"codes": 1}}], "a", "got {'codes': 1}"),
         ([{"type": "units"}], "a", "parts of type text, audio or units"),
+        ([{"units": [1], "text": "b"}], "a", "one of units, audio and text in a part, got units and text"),
         ([{"units": [1], "train": False}], "a", "`train` in the assistant's messages only"),
         ("q", [{"text": "a", "train": 2}], "messages[1].content[0].train: expected 0 or 1, got 2"),
         ("q", [{"audio": "a.wav"}], "recordings in messages of the user only"),
