@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import paddle
 
-from erniekit.codecs.checks import check_codes, check_sound
+from erniekit.codecs.checks import check_codes, check_levels, check_sound
 from erniekit.codecs.codebooks import dequantize, quantize
 from erniekit.codecs.config_values import config_reader
 from erniekit.codecs.seanet import SeanetSizes, read_decoder, read_encoder
@@ -174,9 +174,7 @@ class Encodec:
         folder = Path(folder)
         path = folder / "config.json"
         self.config = config = EncodecConfig.from_json(path, read_json_object(path))
-        if levels is not None and not 1 <= levels <= config.num_quantizers:
-            raise ConfigurationError(f"{levels} levels: {folder} has {config.num_quantizers}; choose from 1 to that")
-        self.levels = levels or config.num_quantizers
+        self.levels = check_levels(levels, config.num_quantizers, folder)
         self.codebook_size = config.codebook_size
         self.sampling_rate = config.sampling_rate
         self.frame_rate = config.frame_rate

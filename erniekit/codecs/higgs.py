@@ -23,7 +23,7 @@ import paddle.nn.functional as F
 from paddle import Tensor
 
 from erniekit.codecs import dac_layers
-from erniekit.codecs.checks import check_codes, check_sound
+from erniekit.codecs.checks import check_codes, check_levels, check_sound
 from erniekit.codecs.codebooks import nearest
 from erniekit.codecs.config_values import config_reader
 from erniekit.codecs.convolutions import Conv1D
@@ -31,7 +31,7 @@ from erniekit.codecs.hubert import MODEL_TYPES, SpeechModelConfig, hidden_states
 from erniekit.codecs.resampling import resample
 from erniekit.codecs.stack import Layer, Residual, pieces_of, through, through_in_pieces
 from erniekit.codecs.weights import CodecWeights
-from erniekit.errors import ConfigurationError, DataError, ModelFileError
+from erniekit.errors import DataError, ModelFileError
 from erniekit.json_files import read_json_object
 
 MODEL_TYPE = "higgs_audio_v2_tokenizer"
@@ -159,9 +159,7 @@ class Higgs:
         folder = Path(folder)
         path = folder / "config.json"
         config = self.config = HiggsConfig.from_json(path, read_json_object(path))
-        if levels is not None and not 1 <= levels <= config.levels:
-            raise ConfigurationError(f"{levels} levels: {folder} has {config.levels}; choose from 1 to that")
-        self.levels = config.levels if levels is None else levels
+        self.levels = check_levels(levels, config.levels, folder)
         self.sampling_rate, self.frame_rate = config.sample_rate, config.sample_rate / config.hop
         self.codebook_size = config.codebook_size
         self._piece = max(1, PIECE_SECONDS * config.sample_rate // config.hop)  # frames

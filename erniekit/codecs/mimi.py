@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 import paddle
 
-from erniekit.codecs.checks import check_codes, check_sound
+from erniekit.codecs.checks import check_codes, check_levels, check_sound
 from erniekit.codecs.config_values import config_reader
 from erniekit.codecs.mimi_transformer import TransformerSizes, read_transformer
 from erniekit.codecs.seanet import SeanetSizes, read_convolution, read_decoder, read_encoder, read_transposed
 from erniekit.codecs.split_quantizer import SplitQuantizerSizes, read_split_quantizer
 from erniekit.codecs.stack import pieces_of
 from erniekit.codecs.weights import CodecWeights
-from erniekit.errors import ConfigurationError, DataError, ModelFileError
+from erniekit.errors import DataError, ModelFileError
 from erniekit.json_files import read_json_object
 
 MODEL_TYPE = "mimi"
@@ -123,9 +123,7 @@ class Mimi:
         path = folder / "config.json"
         config = MimiConfig.from_json(path, read_json_object(path))
         sizes, quantizer = config.seanet, config.quantizer
-        if levels is not None and not 1 <= levels <= quantizer.num_quantizers:
-            raise ConfigurationError(f"{levels} levels: {folder} has {quantizer.num_quantizers}; choose from 1 to that")
-        self.levels = quantizer.num_quantizers if levels is None else levels
+        self.levels = check_levels(levels, quantizer.num_quantizers, folder)
         self.sampling_rate, self.frame_rate = config.sampling_rate, config.frame_rate
         self.codebook_size = quantizer.codebook_size
         self._hop = math.prod(sizes.upsampling_ratios)  # samples of a frame of the transformers

@@ -100,21 +100,20 @@ def encode_clip(codec: Codec, clip: Clip, reading: Reading) -> Result:
 
 
 def encode_clips(
-    clips: Iterable[Clip], open_codec: Callable[[], Codec], reading: Reading, workers: int, *, threads: int = 1
+    clips: Iterable[Clip], open_codec: Callable[[], Codec], reading: Reading, workers: int
 ) -> Iterator[Result]:
     """Yield a result for each recording, in their order, whatever the number of processes.
 
     Args:
         open_codec: opens the codec; each process calls it once, so it can be sent to one.
-        workers: the number of processes.
-        threads: of each process, where it computes on the CPU and the environment does not say otherwise; with another
-            number of them sums may be rounded in another way.
+        workers: the number of processes, each of one thread where it computes on the CPU and the environment does not
+            say otherwise; with another number of threads sums may be rounded in another way.
 
     Raises:
         DataError: a process has ended, for example because the system had no memory left.
     """
     waiting: deque[Future[Result]] = deque()
-    with _few_threads(threads):
+    with _one_thread():
         with _deaf_to_the_terminal():  # starts a process that keeps semaphores
             pool = ProcessPoolExecutor(
                 workers, get_context("spawn"), initializer=_begin, initargs=(open_codec, reading)
@@ -137,10 +136,10 @@ def encode_clips(
 
 
 @contextmanager
-def _few_threads(threads: int) -> Iterator[None]:
-    """Let processes that are started compute with so many threads; the libraries read it when they are loaded."""
+def _one_thread() -> Iterator[None]:
+    """Let processes that are started compute with one thread; the libraries read it when they are loaded."""
     names = [name for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS") if name not in os.environ]
-    os.environ.update(dict.fromkeys(names, str(threads)))
+    os.environ.update(dict.fromkeys(names, "1"))
     try:
         yield
     finally:

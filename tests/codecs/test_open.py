@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from erniekit.codecs.open import CODECS, open_codec
-from erniekit.errors import ConfigurationError, ModelFileError
+from erniekit.errors import ModelFileError
 from erniekit.model.storage.model_folder import PUBLISHING
 from tests.codecs.codec_cases import RECORDED, write_codec
 from tests.codecs.seeded_folders import write_folder
@@ -34,17 +34,6 @@ def test_mimi_and_the_tokenizer_of_higgs_audio_are_codecs(tmp_path):
 def test_what_is_listed_is_there():
     for module, name in CODECS.values():
         assert callable(getattr(import_module(module), name))
-
-
-def test_a_bandwidth_chooses_levels_of_encodec(tmp_path):
-    encodec, dac = write_codec(tmp_path / "encodec", "encodec", 0), write_codec(tmp_path / "dac", "dac", 0)
-    assert open_codec(encodec, bandwidth=3.0).levels == 7
-    with pytest.raises(ConfigurationError, match=r"a bandwidth of 4 kbit/s: this EnCodec has 1\.5, 3, 6"):
-        open_codec(encodec, bandwidth=4.0)
-    with pytest.raises(ConfigurationError, match="two ways: give one of them"):
-        open_codec(encodec, bandwidth=3.0, levels=7)
-    with pytest.raises(ConfigurationError, match="a bandwidth chooses levels of EnCodec only"):
-        open_codec(dac, bandwidth=3.0)
 
 
 @pytest.mark.parametrize("model_type", ["llama", None, ["dac"]])
