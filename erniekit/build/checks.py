@@ -59,6 +59,8 @@ def missing_paths(values: Mapping[str, Any] | Config, verb: str) -> Iterator[tup
         read["train_dataset_path"] = values["train_dataset_path"]
         folders = {"codec": FITTED, "codec_features": ("log_mel",)}
         read |= {name: (values[name],) for name, words in folders.items() if values[name] not in words and not by_hub}
+        if values["codec"] == "kmeans":
+            read["codec_centroids"] = (values["codec_centroids"],)
     elif not by_hub:
         read["model_name_or_path"] = (values["model_name_or_path"],)
         if values["stage"] == "DPO":

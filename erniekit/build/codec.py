@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -77,6 +78,8 @@ def fit_request(config: Config) -> dict[str, Any]:
     names = ["codec", "codebook_size", "codec_fit_seconds", "duration_range", "audio_peak"]
     names += ["codec_features", "codec_layer"] if section.codec == "kmeans" else ["codec_levels"]
     values = {name: config[name] for name in names} | {"seed": config.training.seed}
+    if section.codec == "kmeans" and section.codec_centroids:
+        values["codec_centroids"] = hashlib.sha256(Path(section.codec_centroids).expanduser().read_bytes()).hexdigest()
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
@@ -146,7 +149,7 @@ def _fit_residual(config: Config, sounds: Sounds, folder: Path) -> None:
 
 
 def _fit_units(config: Config, sounds: Sounds, folder: Path) -> None:
-    from erniekit.codecs.kmeans import HIDDEN_STATES, KMeansConfig, fit_kmeans, open_features
+    from erniekit.codecs.kmeans import HIDDEN_STATES, KMeansConfig, fit_kmeans, kmeans_of_centroids, open_features
 
     section = config.codes
     described = KMeansConfig(codebook_size=section.codebook_size)
@@ -156,6 +159,9 @@ def _fit_units(config: Config, sounds: Sounds, folder: Path) -> None:
         layer = _last_layer(model) if section.codec_layer is None else section.codec_layer
         described = replace(described, features=HIDDEN_STATES, model=str(model), layer=layer)
     features = open_features(described)
+    if section.codec_centroids:
+        kmeans_of_centroids(Path(section.codec_centroids).expanduser(), described, features).save(folder)
+        return
     fit_kmeans(
         sounds(features.sampling_rate),
         described,

@@ -21,13 +21,12 @@ from erniekit.codecs.checks import check_codes, check_levels, check_sound
 from erniekit.codecs.codebooks import dequantize, quantize
 from erniekit.codecs.config_values import config_reader
 from erniekit.codecs.seanet import SeanetSizes, read_decoder, read_encoder
-from erniekit.codecs.stack import pieces_of
+from erniekit.codecs.stack import PIECE_SECONDS, pieces_of
 from erniekit.codecs.weights import CodecWeights
 from erniekit.errors import ConfigurationError, DataError, ModelFileError
 from erniekit.json_files import read_json_object
 
 MODEL_TYPE = "encodec"
-PIECE_SECONDS = 1  # of sound that go through the convolutions at once
 LOUDNESS = 0.1  # root mean square of sound whose scales are not known
 _TRAINING_STATE = r"quantizer\.layers\.\d+\.codebook\.(embed|embed_avg|cluster_size|inited)"
 

@@ -229,6 +229,10 @@ def _fitted(config: Config, records: RecordList, request: Mapping[str, Any]) -> 
         logger.info(f"codec: {folder}, which is fitted already")
         return folder.absolute()
     began = time.perf_counter()
+    if config.codes.codec == "kmeans" and config.codes.codec_centroids:
+        fit_codec(config, lambda rate: iter(()), folder, asked)
+        logger.info(f"codec: {folder}, with the centroids of {config.codes.codec_centroids}")
+        return folder.absolute()
     logger.info(f"fitting {config.codes.codec} on up to {duration(config.codes.codec_fit_seconds)} of sound ...")
     fit_codec(config, lambda rate: _sounds(records, config, rate), folder, asked)
     logger.info(f"codec: {folder}, fitted in {duration(time.perf_counter() - began)}")

@@ -17,7 +17,7 @@ from erniekit.cli import main
 from erniekit.config import Config
 from erniekit.data.media.code_shard_reader import read_shards
 from erniekit.data.media.code_shards import CodedRecording
-from erniekit.errors import ConfigurationError, DataError
+from erniekit.errors import ConfigurationError, DataError, ModelFileError
 from erniekit.runners.codes import write_codes
 from tests.codecs.codec_cases import write_codec
 from tests.config.samples import load, problems
@@ -96,6 +96,26 @@ def test_the_features_of_units(encode: Any, tmp_path: Path) -> None:
     assert of_layers[0] != of_layers[1] == of_layers[2]  # it has three layers
     rates = [len(found["0"][0]) for found in (of_layers[0], encode("mel", **SMALL)[0])]
     assert rates[0] != rates[1]
+
+
+@pytest.mark.proves("codec_centroids")
+def test_centroids_of_others(encode: Any, tmp_path: Path) -> None:
+    """The first centroid is far away from every frame, so no code is 0, and all are below 6."""
+    from tests.codecs.test_hubert import PLAIN, tiny
+
+    tiny(tmp_path / "hubert", PLAIN)
+    values = SMALL | {"codec_features": tmp_path / "hubert", "codec_layer": 2, "device": "cpu"}
+    size = json.loads((tmp_path / "hubert/config.json").read_text(encoding="utf-8"))["hidden_size"]
+    centroids = np.random.default_rng(0).standard_normal((6, size))
+    centroids[0] = 1e6
+    np.save(tmp_path / "of_others.npy", centroids)
+    found, output = encode("out", **values | {"codec_centroids": tmp_path / "of_others.npy"})
+    units = np.concatenate([codes[0] for codes in found.values()])
+    assert units.min() > 0 and units.max() < 6 and len(set(units.tolist())) > 1
+    assert json.loads((output / "codes.json").read_text(encoding="utf-8"))["codebook_size"] == 6
+    np.save(tmp_path / "narrow.npy", centroids[:, :-1])
+    with pytest.raises(ModelFileError, match="fitted on other features"):
+        encode("wrong", **values | {"codec_centroids": tmp_path / "narrow.npy"})
 
 
 def test_neural_codecs_are_opened_from_their_folders(encode: Any, tmp_path: Path) -> None:

@@ -171,6 +171,7 @@ HOSTILE: list[tuple[str, bytes, str]] = [
     ("a.TextGrid", long_textgrid([]).encode(), "at least one word"),
     ("a.TextGrid", b'"ooTextFile"\n"Sound"\n', 'expected "TextGrid"'),
     ("a.TextGrid", b'"' * 100_001, "a.TextGrid:1: "),
+    ("a.TextGrid", b"1" * 200_000 + b"x", '"ooTextFile", as Praat writes TextGrids'),  # read in time that is linear
     ("a.TextGrid", b" " * ((1 << 24) + 1), "a file of at most 16 MiB"),
     ("a.ctm", b";; nothing\n", "at least one word"),
     ("a.ctm", b"a 1 0.1 0.3 the\na 1 0.2 0.3 old\n", "a.ctm:2"),

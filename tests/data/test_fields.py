@@ -114,6 +114,18 @@ def test_fields_of_sharegpts_messages_are_counted(unused_of):
     ]
 
 
+def test_fields_of_the_parts_of_a_content_are_counted(unused_of):
+    parts = [{"text": "a", "trian": False}, {"type": "text", "text": "b", "id": 7}, {"units": [1], "train": True}]
+    clip = {"type": "audio", "path": str(Path(__file__)), "sampling": 16_000}  # its own fields are many
+    talk = [{"role": "user", "content": [clip]}, {"role": "assistant", "content": parts}]
+    found = unused_of([{"messages": talk}], "messages")
+    assert lines(found, "messages") == [
+        "field not used: messages[].content[].trian (1 record, first at line 1): "
+        "did you mean messages[].content[].train?",
+        "field not used: messages[].content[].id (1 record)",
+    ]
+
+
 def test_malformed_records_are_not_counted(unused_of):
     assert unused_of([{"src": "q", "difficulty": 1}, exchange()]) == []
 

@@ -25,7 +25,7 @@ EMPTY_WORD = "<eps>"  # of Kaldi: no word
 _MAX_SHOWN_NAMES = 6
 _TOKEN = re.compile(
     r'"(?P<text>(?:[^"]|"")*)"(?!")|(?P<open>")|![^\n]*'
-    r"|(?<!\S)(?P<number>[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)(?!\S)|(?<!\S)(?P<flag><[^<>\s]*>)(?!\S)"
+    r"|(?<!\S)(?P<number>[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)(?!\S)|(?<!\S)(?P<flag><[^<>\s]*>)(?!\S)"
 )
 
 

@@ -16,6 +16,7 @@ UNITS, TRAIN = "units", "train"
 # What other parts of a content hold, by a word in their type: "image_url", "video", ...
 OTHER_PARTS = {"image": "a vision record", "video": "a video record"}
 _UNTYPED = (UNITS, "audio", "text")  # fields that tell what a part without a type holds
+PART_FIELDS = frozenset({"type", "text", "value", UNITS, TRAIN})  # of parts that hold text or units
 
 
 class Content(NamedTuple):
@@ -54,6 +55,8 @@ def parse_content_parts(value: object, name: str, *, trains: bool = False) -> Co
         if len(held) > 1 and (UNITS in held or "type" not in part):
             raise MalformedError(place, "one of units, audio and text in a part", " and ".join(held))
         trained = _trained(part, place, trains) if isinstance(part, dict) else True
+        if isinstance(part, dict) and UNITS in part:
+            _refuse_other_contents(part, place)
         if kind == UNITS:
             codes = parse_units(part[UNITS], f"{place}.{UNITS}")
             if not codes:
@@ -82,6 +85,12 @@ def _kind(part: object) -> str | None:
     if kind is None:
         kind = next((field for field in _UNTYPED if field in part), None)
     return kind if kind != UNITS or UNITS in part else None
+
+
+def _refuse_other_contents(part: dict, place: str) -> None:
+    others = [name for name in ("audio", "text", "value") if part.get(name) is not None]
+    if part[UNITS] is not None and others:
+        raise MalformedError(place, "units, audio or text, each in a part of its own", f"units and {others[0]} in one")
 
 
 def _trained(part: dict, place: str, trains: bool) -> bool:

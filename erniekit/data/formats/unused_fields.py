@@ -6,6 +6,7 @@ from difflib import get_close_matches
 from typing import NamedTuple
 
 from erniekit.data.conversation import ASSISTANT, TOOL_ROLES
+from erniekit.data.formats.content_parts import PART_FIELDS, TEXT_PARTS, UNITS
 from erniekit.data.formats.format import Format
 from erniekit.data.formats.problems import (
     CALL_FIELDS,
@@ -57,6 +58,7 @@ class UnusedFields:
             if isinstance(messages, list):
                 names = {field for message in messages for field in message.keys() - self._fields_of(message)}
                 self._count(line, {f"{name}[].{field}" for field in names})
+                self._count(line, {f"{name}[].{field}" for message in messages for field in _unused_of_parts(message)})
 
     def _fields_of(self, message: dict) -> frozenset[str]:
         if "from" in message:  # ShareGPT's
@@ -80,6 +82,18 @@ class UnusedFields:
                 self._found[name] = 1, line
 
 
+def _unused_of_parts(message: dict) -> set[str]:
+    """Return the unused fields of the parts of a message that hold text or units, such as "content[].trian"."""
+    return {
+        f"{name}[].{field}"
+        for name in ("content", "value")
+        if isinstance(message.get(name), list)
+        for part in message[name]
+        if part.get("type") in (None, UNITS, *TEXT_PARTS) and "audio" not in part
+        for field in part.keys() - PART_FIELDS
+    }
+
+
 def describe_unused(form: Format, fields: tuple[UnusedField, ...]) -> list[str]:
     """Return the lines of a report: one for each field that looks misspelt, and one for all others."""
     lines: list[str] = []
@@ -101,7 +115,7 @@ def describe_unused(form: Format, fields: tuple[UnusedField, ...]) -> list[str]:
 def _closest_field(form: Format, name: str) -> str | None:
     """Return the field that the name is probably a misspelling of; None if no other field is close."""
     prefix, own_name = _split(name)
-    known = MESSAGE_FIELDS if prefix else form.fields
+    known = PART_FIELDS if prefix.count("[]") > 1 else MESSAGE_FIELDS if prefix else form.fields
     close = get_close_matches(own_name.lower(), sorted(known), n=1, cutoff=SIMILARITY_CUTOFF)
     return prefix + close[0] if close and close[0] != own_name else None
 
@@ -115,6 +129,6 @@ def misspelling(form: Format, record: dict, missing: str) -> str | None:
 
 
 def _split(name: str) -> tuple[str, str]:
-    """Return the prefix of a message's field ("messages[].", else "") and the field's own name."""
-    head, mark, tail = name.partition("[].")
-    return (head + mark, tail) if mark else ("", name)
+    """Return the prefix of a field of a message or a part ("messages[].", else "") and the field's own name."""
+    head, mark, tail = name.rpartition("[].")
+    return head + mark, tail
