@@ -29,13 +29,12 @@ from erniekit.codecs.config_values import config_reader
 from erniekit.codecs.convolutions import Conv1D
 from erniekit.codecs.hubert import MODEL_TYPES, SpeechModelConfig, hidden_states
 from erniekit.codecs.resampling import resample
-from erniekit.codecs.stack import Layer, Residual, pieces_of, through, through_in_pieces
+from erniekit.codecs.stack import PIECE_SECONDS, Layer, Residual, pieces_of, through, through_in_pieces
 from erniekit.codecs.weights import CodecWeights
 from erniekit.errors import DataError, ModelFileError
 from erniekit.json_files import read_json_object
 
 MODEL_TYPE = "higgs_audio_v2_tokenizer"
-PIECE_SECONDS = 4  # of sound that go through the acoustic convolutions at once
 # What training needed: a second decoder, and more of the quantizer, which may have levels that are not used, too.
 _UNUSED = r"(quantizer|decoder_semantic|fc1)\..*|semantic_model\.masked_spec_embed"
 SEMANTIC_PADDING = 160  # samples of silence on either side of what the speech model gets

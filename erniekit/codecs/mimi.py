@@ -28,7 +28,6 @@ from erniekit.errors import DataError, ModelFileError
 from erniekit.json_files import read_json_object
 
 MODEL_TYPE = "mimi"
-PIECE_SECONDS = 4  # of sound that go through the convolutions at once
 _UNUSED = r"quantizer\..*"  # levels that are not used, and what is left of training
 
 

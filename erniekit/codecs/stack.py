@@ -18,6 +18,7 @@ from paddle import Tensor
 
 from erniekit.codecs.convolutions import Conv1D, ConvTranspose1D
 
+PIECE_SECONDS = 4  # of sound that the codecs compute at once
 Layer = Callable[[Tensor], Tensor]
 
 

@@ -22,6 +22,7 @@ from erniekit.runners.codes import write_codes
 from tests.codecs.codec_cases import write_codec
 from tests.config.samples import load, problems
 from tests.data.media.sounds import RATE, noise, tone, write
+from tests.log_capture import captured_log
 
 ROOT = Path(__file__).parents[2]
 SMALL = {"codec": "kmeans", "codebook_size": 4, "codec_fit_seconds": 2.0}
@@ -129,26 +130,29 @@ def test_neural_codecs_are_opened_from_their_folders(encode: Any, tmp_path: Path
 
 @pytest.mark.slow
 @pytest.mark.proves("codes_workers")
-def test_any_number_of_processes_writes_the_same_and_kill_9_loses_nothing(data: Path, tmp_path: Path) -> None:
-    """The real thing: processes that are killed after their first shard, with another number of workers afterwards."""
+def test_any_number_of_processes_writes_the_same_and_kill_9_loses_nothing(
+    data: Path, tmp_path: Path, encode: Any
+) -> None:
+    """The real thing: processes that are killed after their first shard, and what this process writes by itself."""
     empty = tmp_path / "empty.yaml"
     empty.write_text("seed: 42\n", encoding="utf-8")
 
-    def command(name: str, workers: int) -> list[str]:
-        values = {"codec": "residual_kmeans", "codebook_size": 5, "codec_fit_seconds": 1, "codes_workers": workers}
-        return [sys.executable, "-m", "erniekit", "codes", str(empty), *words(data, tmp_path / name, **values)]
-
-    whole = subprocess.run(command("whole", 1), cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "1 process\n" in whole.stdout and "x real time" in whole.stdout
-    with subprocess.Popen(command("killed", 2), cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+    # a recording in a shard: then the other seven are far from done when the first one is told
+    values = {"codec": "residual_kmeans", "codebook_size": 5, "codec_fit_seconds": 1, "samples_per_shard": 1}
+    own = words(data, tmp_path / "killed", **values, codes_workers=2)
+    command = [sys.executable, "-m", "erniekit", "codes", str(empty), *own]
+    with captured_log() as told:
+        encode("whole", **values, codes_workers=1)
+    assert any(line.endswith(" 1 process") for line in told) and "x real time" in "".join(told)
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         said = []
         for line in process.stdout:  # to its end: the workers have closed it, too
             said.append(line)
-            if line.startswith("block 1 of 3"):
+            if line.startswith("block 1 of 8"):
                 os.kill(process.pid, signal.SIGKILL)
     assert any("2 processes" in line for line in said) and process.returncode == -signal.SIGKILL
-    again = subprocess.run(command("killed", 2), cwd=ROOT, capture_output=True, text=True, check=True)
+    again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert "continuing: " in again.stdout and "fitted already" in again.stdout
     for path in (tmp_path / "whole").rglob("*"):
         other = tmp_path / "killed" / path.relative_to(tmp_path / "whole")
