@@ -23,7 +23,7 @@ from erniekit.codecs import dac_layers
 from erniekit.codecs.checks import check_codes, check_levels, check_sound
 from erniekit.codecs.config_values import config_reader
 from erniekit.codecs.convolutions import Conv1D
-from erniekit.codecs.stack import PIECE_SECONDS, Layer, pieces_of, through_in_pieces
+from erniekit.codecs.stack import Layer, pieces_of, through_in_pieces
 from erniekit.codecs.weights import CodecWeights
 from erniekit.errors import DataError, ModelFileError
 from erniekit.json_files import read_json_object

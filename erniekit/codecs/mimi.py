@@ -22,7 +22,7 @@ from erniekit.codecs.config_values import config_reader
 from erniekit.codecs.mimi_transformer import TransformerSizes, read_transformer
 from erniekit.codecs.seanet import SeanetSizes, read_convolution, read_decoder, read_encoder, read_transposed
 from erniekit.codecs.split_quantizer import SplitQuantizerSizes, read_split_quantizer
-from erniekit.codecs.stack import pieces_of
+from erniekit.codecs.stack import PIECE_SECONDS, pieces_of
 from erniekit.codecs.weights import CodecWeights
 from erniekit.errors import DataError, ModelFileError
 from erniekit.json_files import read_json_object

@@ -18,7 +18,7 @@ from paddle import Tensor
 
 from erniekit.codecs.convolutions import Conv1D, ConvTranspose1D
 
-PIECE_SECONDS = 4  # of sound that the codecs compute at once
+PIECE_SECONDS = 4  # of sound that a codec computes at once, where nothing less is as fast
 Layer = Callable[[Tensor], Tensor]
 
 

@@ -200,6 +200,7 @@ def test_other_new_tokens_are_refused(base, tmp_path):
         ([53, "54"], "lists of token ids"),
         ("all", "lists of token ids"),
         ([54, 55], "does not follow on the 53 rows"),
+        ([0, 1], "trains tokens of the base model"),
     ],
 )
 def test_other_ids_of_peft_are_refused(base, ids, words, tmp_path):
