@@ -59,6 +59,8 @@ def missing_paths(values: Mapping[str, Any] | Config, verb: str) -> Iterator[tup
         read["train_dataset_path"] = values["train_dataset_path"]
         folders = {"codec": FITTED, "codec_features": ("log_mel",)}
         read |= {name: (values[name],) for name, words in folders.items() if values[name] not in words and not by_hub}
+        if values["codec"] == "kmeans":
+            read["codec_centroids"] = (values["codec_centroids"],)
     elif not by_hub:
         read["model_name_or_path"] = (values["model_name_or_path"],)
         if values["stage"] == "DPO":
@@ -290,12 +292,13 @@ def check_weights(model_config: ModelConfig, folder: Path) -> None:
 def as_weights_have_it(model_config: ModelConfig, weights: Path | None) -> ModelConfig:
     """Return the shape with which the weights of a run are read.
 
-    Those of a folder whose tokenizer has the added tokens, such as a checkpoint, hold rows for them; those of any other
-    get them now.
+    Those of a folder whose tokenizer has the new tokens, such as a checkpoint, hold rows for them; those of any other,
+    such as a model to which an earlier run has added other tokens, get them now.
     """
-    if weights is None or model_config.vocabulary is None or not declared_ids(weights):
+    if weights is None or model_config.vocabulary is None:
         return model_config
-    return already_grown(model_config)
+    has_rows = {*model_config.vocabulary.ids} <= {*declared_ids(weights).values()}
+    return already_grown(model_config) if has_rows else model_config
 
 
 def reference_config(config: Config, model_config: ModelConfig) -> ModelConfig | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -77,6 +78,8 @@ def fit_request(config: Config) -> dict[str, Any]:
     names = ["codec", "codebook_size", "codec_fit_seconds", "duration_range", "audio_peak"]
     names += ["codec_features", "codec_layer"] if section.codec == "kmeans" else ["codec_levels"]
     values = {name: config[name] for name in names} | {"seed": config.training.seed}
+    if section.codec == "kmeans" and section.codec_centroids:
+        values["codec_centroids"] = hashlib.sha256(Path(section.codec_centroids).expanduser().read_bytes()).hexdigest()
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
@@ -98,12 +101,13 @@ def fitted_codec(folder: Path, request: dict[str, Any], *, overwrite: bool) -> b
         return True
     if overwrite and before:
         logger.info(f"overwrite_output_dir: removing the codec in {folder}")
-        shutil.rmtree(folder)
+        os.replace(folder, _partial(folder))  # never half a codec under its name
         return False
     what = f"with other values of {', '.join(differing)}" if before else "by something else"
+    again = "overwrite_output_dir: true to have it fitted again, " if before else ""
     raise ConfigurationError(
         f"output_dir: {folder} has a codec that was made {what}\n  Write codec: {folder} to encode with it, "
-        "overwrite_output_dir: true to have it fitted again, or another output_dir."
+        f"{again}or another output_dir."
     )
 
 
@@ -113,13 +117,22 @@ def fit_codec(config: Config, sounds: Sounds, folder: Path, request: dict[str, A
     Raises:
         UserError: there is no sound, or a value cannot be used.
     """
+    temp_path = _partial(folder)
+    temp_path.mkdir(parents=True)
+    try:
+        fit = _fit_units if config.codes.codec == "kmeans" else _fit_residual
+        fit(config, sounds, temp_path)
+        (temp_path / FIT_FACTS).write_text(json.dumps(request, indent=2) + "\n", encoding="utf-8")
+        os.replace(temp_path, folder)
+    finally:
+        shutil.rmtree(temp_path, ignore_errors=True)
+
+
+def _partial(folder: Path) -> Path:
+    """Return where a codec lies until it is complete; nothing is there."""
     temp_path = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(temp_path, ignore_errors=True)
-    temp_path.mkdir(parents=True)
-    fit = _fit_units if config.codes.codec == "kmeans" else _fit_residual
-    fit(config, sounds, temp_path)
-    (temp_path / FIT_FACTS).write_text(json.dumps(request, indent=2) + "\n", encoding="utf-8")
-    os.replace(temp_path, folder)
+    return temp_path
 
 
 def _fit_residual(config: Config, sounds: Sounds, folder: Path) -> None:
@@ -136,7 +149,7 @@ def _fit_residual(config: Config, sounds: Sounds, folder: Path) -> None:
 
 
 def _fit_units(config: Config, sounds: Sounds, folder: Path) -> None:
-    from erniekit.codecs.kmeans import HIDDEN_STATES, KMeansConfig, fit_kmeans, open_features
+    from erniekit.codecs.kmeans import HIDDEN_STATES, KMeansConfig, fit_kmeans, kmeans_of_centroids, open_features
 
     section = config.codes
     described = KMeansConfig(codebook_size=section.codebook_size)
@@ -146,6 +159,9 @@ def _fit_units(config: Config, sounds: Sounds, folder: Path) -> None:
         layer = _last_layer(model) if section.codec_layer is None else section.codec_layer
         described = replace(described, features=HIDDEN_STATES, model=str(model), layer=layer)
     features = open_features(described)
+    if section.codec_centroids:
+        kmeans_of_centroids(Path(section.codec_centroids).expanduser(), described, features).save(folder)
+        return
     fit_kmeans(
         sounds(features.sampling_rate),
         described,

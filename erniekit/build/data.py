@@ -20,7 +20,8 @@ from erniekit.data.conversation import Source
 from erniekit.data.dataset import Dataset, open_dataset, open_packed_dataset
 from erniekit.data.eval_sampler import EvaluationPlan
 from erniekit.data.formats.preference import preference_kind
-from erniekit.data.formats.registry import FORMATS, recognise
+from erniekit.data.formats.registry import FORMATS, looks_like_ids, recognise
+from erniekit.data.formats.token_ids import TOKEN_IDS
 from erniekit.data.interleave import Interleaving
 from erniekit.data.loader import (
     ArrayMessage,
@@ -96,9 +97,16 @@ def _recognised(source: Source) -> Source:
     """Return a source with the format that its records have, if that is certain; what else they are, reading tells."""
     found = recognise(source.path, source.kind)
     if not isinstance(found, str) or found == source.kind:
+        if source.kind == "text" and looks_like_ids(source.path):
+            _tell_of_ids(source.path, source.type_parameter)
         return source
     _tell_format(source.path, found, source.type_parameter)
     return replace(source, kind=found)
+
+
+@cache
+def _tell_of_ids(path: Path, type_parameter: str) -> None:
+    logger.warning(f"{path}: read as a text of numbers; if they are token ids, write {type_parameter}: {TOKEN_IDS}")
 
 
 @cache  # the sources of a run are asked for several times
@@ -192,10 +200,11 @@ def interleaving_of(config: Config, tokenizer: Tokenizer) -> Interleaving:
         ConfigurationError: the tokenizer has no tokens of units.
     """
     section = config.units
+    rate = section.units_per_second
     return Interleaving(
         unit_tokens_of(config, tokenizer),
-        units_per_second=section.units_per_second,
-        segment_units=section.units_per_second * section.interleave_segment_seconds,
+        units_per_second=rate,
+        segment_units=rate * section.interleave_segment_seconds,
         text_probability=section.interleave_text_probability,
         correspond_probability=section.interleave_correspond_probability,
         seed=config.training.seed,

@@ -12,6 +12,7 @@ import os
 from pathlib import Path
 
 from erniekit.config import Config
+from erniekit.config.registry import PARAMETERS
 from erniekit.data import PLAN_VERSION
 from erniekit.data.tokenizers.files import TOKENIZER_FILES
 from erniekit.hub.cache import local_model_folder
@@ -25,6 +26,7 @@ PLAN_PARAMETERS = (
     "curriculum", "split_multi_turn", "enable_thinking", "chat_template_kwargs", "asr_prompt",
     "asr_language",
 )  # fmt: skip
+LATER_PARAMETERS = ("added_tokens", "added_token_ranges", "unit_token", "correspond_token", "dialogue_template")
 
 
 def cache_folder(config: Config) -> Path:
@@ -60,9 +62,10 @@ def _path(config: Config, dp_world_size: int) -> Path:
     files += [model / name for name in TOKENIZER_FILES] if model is not None else []
     stamps = [(str(path.resolve()), *_stamp(path)) for path in files]
     held_out = [config.evaluation.eval_split] if config.evaluation.eval_split else []
-    added = [texts for texts in (config.vocabulary.added_tokens, config.vocabulary.added_token_ranges) if texts]
+    # Whatever came later counts where it is not its default, so that known counts stay known.
+    later = [(name, config[name]) for name in LATER_PARAMETERS if config[name] != PARAMETERS[name].default]
     values = [*(config[name] for name in PLAN_PARAMETERS), *([dp_world_size] if dp_world_size > 1 else [])]
-    values += [*held_out, *added]
+    values += [*held_out, *later]
     key = hashlib.blake2b(repr((PLAN_VERSION, stamps, values)).encode(), digest_size=16).hexdigest()
     return cache_folder(config) / "steps" / f"{key}.json"
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from erniekit.cli.ranks import parse_with_overrides
 from erniekit.config import Config
+from erniekit.errors import DataError
 
 
 def run(arguments: list[str]) -> int:
@@ -44,7 +47,8 @@ def run(arguments: list[str]) -> int:
     config = Config.load(options.config, options.overrides, verb="codes")
     from erniekit.runners.codes import write_codes
 
-    return 2 if write_codes(config, fits_only=options.fit).errors else 0
+    with _written_into(config.output_dir):
+        return 2 if write_codes(config, fits_only=options.fit).errors else 0
 
 
 def _decode(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
@@ -55,5 +59,20 @@ def _decode(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int
     from erniekit.runners.decode import decode_codes
 
     codec = None if options.codec is None else options.codec.expanduser()
-    failed = decode_codes(options.decode.expanduser(), options.output.expanduser(), codec, device=options.device)
-    return 2 if failed else 0
+    output = options.output.expanduser()
+    with _written_into(output):
+        return 2 if decode_codes(options.decode.expanduser(), output, codec, device=options.device) else 0
+
+
+@contextmanager
+def _written_into(folder: Path) -> Iterator[None]:
+    """Raise DataError in place of the system's errors in the body, which reads nothing without telling its own."""
+    try:
+        yield
+    except BrokenPipeError:  # of standard output
+        raise
+    except OSError as error:
+        raise DataError(
+            f"{error.filename or folder}: cannot be written: {error.strerror or error}\n  Free some space, make the "
+            "folder writable, or name another one. What is complete stays, and the same command goes on from there."
+        ) from None

@@ -1,11 +1,13 @@
-"""What every codec refuses: sound that cannot be encoded, and codes that are none of its own."""
+"""What every codec refuses: sound that cannot be encoded, codes that are none of its own, and levels that it lacks."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import numpy as np
 
 from erniekit.codecs.codec import Codec
-from erniekit.errors import DataError
+from erniekit.errors import ConfigurationError, DataError
 
 
 def check_sound(sound: np.ndarray) -> np.ndarray:
@@ -42,6 +44,17 @@ def check_codes(codes: np.ndarray, codec: Codec) -> np.ndarray:
             f"{codec.codebook_size} codes for each level, from 0"
         )
     return codes.astype(np.int64)
+
+
+def check_levels(levels: int | None, available: int, folder: Path) -> int:
+    """Return how many levels of a codec are used; None asks for all.
+
+    Raises:
+        ConfigurationError: the codec has fewer.
+    """
+    if levels is not None and not 1 <= levels <= available:
+        raise ConfigurationError(f"{levels} levels: {folder} has {available}; choose from 1 to that")
+    return available if levels is None else levels
 
 
 def _described(values: np.ndarray) -> str:

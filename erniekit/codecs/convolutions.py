@@ -58,7 +58,7 @@ class Conv1D:
     def _convolve(self, x: Tensor) -> Tensor:
         frames = x.shape[2] - self.span + 1
         tile = max(1024, UNFOLDED_BYTES // (4 * x.shape[1] * self.weight.shape[2]))
-        if self.stride > 1 or self.span == 1 or frames <= tile or x.place.is_gpu_place():
+        if self.stride > 1 or self.span == 1 or frames <= tile or not x.place.is_cpu_place():
             return self._at_once(x)
         starts = range(0, frames, tile)
         return paddle.concat([self._at_once(x[:, :, start : start + tile + self.span - 1]) for start in starts], 2)
@@ -133,7 +133,7 @@ def snake(x: Tensor, alpha: Tensor) -> Tensor:
         y += values
         return y
 
-    if x.place.is_gpu_place():
+    if not x.place.is_cpu_place():
         return x + paddle.sin(alpha * x).square() / (alpha + 1e-9)
     return in_numpy(compute, x, alpha)
 

@@ -20,16 +20,16 @@ import paddle.nn.functional as F
 from paddle import Tensor
 
 from erniekit.codecs import dac_layers
-from erniekit.codecs.checks import check_codes, check_sound
+from erniekit.codecs.checks import check_codes, check_levels, check_sound
 from erniekit.codecs.config_values import config_reader
 from erniekit.codecs.convolutions import Conv1D
 from erniekit.codecs.stack import Layer, pieces_of, through_in_pieces
 from erniekit.codecs.weights import CodecWeights
-from erniekit.errors import ConfigurationError, DataError, ModelFileError
+from erniekit.errors import DataError, ModelFileError
 from erniekit.json_files import read_json_object
 
 MODEL_TYPE = "dac"
-PIECE_SECONDS = 4  # of sound that go through the convolutions at once
+PIECE_SECONDS = 1  # of sound that go through the convolutions at once
 NORM_EPSILON = 1e-12  # the least length that a direction is divided by
 _UNUSED_LEVELS = r"quantizer\.quantizers\.\d+\..*"
 
@@ -107,9 +107,7 @@ class Dac:
         folder = Path(folder)
         path = folder / "config.json"
         self.config = config = DacConfig.from_json(path, read_json_object(path))
-        if levels is not None and not 1 <= levels <= config.n_codebooks:
-            raise ConfigurationError(f"{levels} levels: {folder} has {config.n_codebooks}; choose from 1 to that")
-        self.levels = levels or config.n_codebooks
+        self.levels = check_levels(levels, config.n_codebooks, folder)
         self.codebook_size = config.codebook_size
         self.sampling_rate = config.sampling_rate
         self.frame_rate = config.sampling_rate / config.hop_length

@@ -9,26 +9,25 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import paddle
-from paddle import Tensor
 
-from erniekit.codecs.checks import check_codes, check_sound
+from erniekit.codecs.checks import check_codes, check_levels, check_sound
 from erniekit.codecs.codebooks import dequantize, quantize
 from erniekit.codecs.config_values import config_reader
-from erniekit.codecs.seanet import Seanet, SeanetSizes, read_decoder, read_encoder
-from erniekit.codecs.stack import pieces_of, through_in_pieces
+from erniekit.codecs.seanet import SeanetSizes, read_decoder, read_encoder
+from erniekit.codecs.stack import pieces_of
 from erniekit.codecs.weights import CodecWeights
 from erniekit.errors import ConfigurationError, DataError, ModelFileError
 from erniekit.json_files import read_json_object
 
 MODEL_TYPE = "encodec"
-PIECE_SECONDS = 4  # of sound that go through the convolutions at once
+PIECE_SECONDS = 1  # of sound that go through the convolutions at once
 LOUDNESS = 0.1  # root mean square of sound whose scales are not known
 _TRAINING_STATE = r"quantizer\.layers\.\d+\.codebook\.(embed|embed_avg|cluster_size|inited)"
 
@@ -175,9 +174,7 @@ class Encodec:
         folder = Path(folder)
         path = folder / "config.json"
         self.config = config = EncodecConfig.from_json(path, read_json_object(path))
-        if levels is not None and not 1 <= levels <= config.num_quantizers:
-            raise ConfigurationError(f"{levels} levels: {folder} has {config.num_quantizers}; choose from 1 to that")
-        self.levels = levels or config.num_quantizers
+        self.levels = check_levels(levels, config.num_quantizers, folder)
         self.codebook_size = config.codebook_size
         self.sampling_rate = config.sampling_rate
         self.frame_rate = config.frame_rate
@@ -186,8 +183,10 @@ class Encodec:
         self._piece = frames if config.seanet.norm_type == "weight_norm" else None
         weights, shape = CodecWeights(folder), (config.codebook_size, config.seanet.hidden_size)
         self._encoder = read_encoder(weights, config.seanet)
-        names = [f"quantizer.layers.{level}.codebook.embed" for level in range(self.levels)]
-        self._codebooks = [paddle.to_tensor(weights.take(name, *shape)) for name in names]
+        self._codebooks = [
+            paddle.to_tensor(weights.take(f"quantizer.layers.{level}.codebook.embed", *shape))
+            for level in range(self.levels)
+        ]
         facts = [MODEL_TYPE, asdict(config), self.levels, weights.digest]
         self.fingerprint = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
         self._decoder = read_decoder(weights, config.seanet)
@@ -265,7 +264,7 @@ class Encodec:
         hop = self.config.hop_length
         with paddle.no_grad():
             pieces = pieces_of(sound, self._piece and self._piece * hop)
-            states = _through(self._encoder, pieces, down=hop)
+            states = self._encoder.in_pieces(pieces, down=hop)
             codes = [quantize(x[0].transpose([1, 0]), self._codebooks).numpy() for x in states]
         return np.concatenate(codes, 1).astype(np.int32)
 
@@ -274,14 +273,8 @@ class Encodec:
         with paddle.no_grad():
             pieces = (dequantize(piece[0], self._codebooks) for piece in pieces_of(codes, self._piece))
             states = (piece.transpose([1, 0]).unsqueeze(0) for piece in pieces)
-            sound = _through(self._decoder, states, up=self.config.hop_length)
+            sound = self._decoder.in_pieces(states, up=self.config.hop_length)
             return np.concatenate([piece.numpy()[0] for piece in sound], 1)
-
-
-def _through(stack: Seanet, pieces: Iterable[Tensor], *, down: int = 1, up: int = 1) -> Iterator[Tensor]:
-    """Yield what a stack makes of a recording in pieces [1, channels, T]."""
-    states = stack.lstm.in_pieces(through_in_pieces(stack.before, pieces, down=down))
-    yield from through_in_pieces(stack.after, states, up=up)
 
 
 def _overlapped(chunks: Iterable[np.ndarray], count: int, stride: int) -> np.ndarray:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar, get_type_hints
 
 import numpy as np
 
+from erniekit.codecs.config_values import LARGEST
 from erniekit.errors import ModelFileError
 from erniekit.json_files import read_json_object
 from erniekit.model.storage.safetensors import SafetensorsFile, check_finite, write_safetensors
@@ -88,10 +89,10 @@ def _values_of(kind: type[Values], values: Mapping[str, Any], path: Path, place:
         if isinstance(value, dict) and is_dataclass(wanted):
             found[name] = _values_of(known[name], value, path, f"{place}{name}.")
             continue
-        if wanted is float and type(value) is int:
+        if wanted is float and type(value) is int and abs(value) <= LARGEST:
             value = float(value)
-        if type(value) is not wanted:
+        if type(value) is not wanted or (wanted in (int, float) and not abs(value) <= LARGEST):
             expected = "an object" if is_dataclass(wanted) else getattr(wanted, "__name__", str(wanted))
-            raise ModelFileError(f"{path}: {place}{name} is {value!r}: expected {expected}")
+            raise ModelFileError(f"{path}: {place}{name} is {value!r:.80}: expected {expected}")
         found[name] = value
     return kind(**found)

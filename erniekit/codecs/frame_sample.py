@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable
 
 import numpy as np
 
 from erniekit.errors import DataError
+
+logger = logging.getLogger(__name__)
 
 
 class FrameSample:
@@ -55,6 +58,7 @@ def sample_frames(
     frames_of: Callable[[np.ndarray], np.ndarray],
     *,
     sampling_rate: int,
+    codes: int = 1,
     max_frames: int,
     max_seconds: float | None = None,
     shortest: int = 1,
@@ -65,6 +69,7 @@ def sample_frames(
     Args:
         sounds: float32[samples] each, at `sampling_rate`.
         frames_of: the frames of a recording, float32[T, D].
+        codes: that are fitted on the frames; it is told if there are fewer frames.
         max_frames: that are kept.
         max_seconds: of sound that are read; None: all. The recording that goes beyond is cut.
         shortest: samples of a recording; shorter ones are left out.
@@ -86,4 +91,10 @@ def sample_frames(
             break
     if not sample.seen:
         raise DataError(f"there is no sound to fit codes on: expected a recording of at least {shortest} samples")
-    return sample.frames()
+    frames = sample.frames()
+    if len(frames) < codes:
+        logger.warning(
+            f"a codebook of {codes:,} codes is fitted on {len(frames):,} frames, so some of its codes are never used; "
+            "a smaller codebook_size, or more sound, gives each a use"
+        )
+    return frames

@@ -23,19 +23,18 @@ import paddle.nn.functional as F
 from paddle import Tensor
 
 from erniekit.codecs import dac_layers
-from erniekit.codecs.checks import check_codes, check_sound
+from erniekit.codecs.checks import check_codes, check_levels, check_sound
 from erniekit.codecs.codebooks import nearest
 from erniekit.codecs.config_values import config_reader
 from erniekit.codecs.convolutions import Conv1D
 from erniekit.codecs.hubert import MODEL_TYPES, SpeechModelConfig, hidden_states
 from erniekit.codecs.resampling import resample
-from erniekit.codecs.stack import Layer, Residual, pieces_of, through, through_in_pieces
+from erniekit.codecs.stack import PIECE_SECONDS, Layer, Residual, pieces_of, through, through_in_pieces
 from erniekit.codecs.weights import CodecWeights
-from erniekit.errors import ConfigurationError, DataError, ModelFileError
+from erniekit.errors import DataError, ModelFileError
 from erniekit.json_files import read_json_object
 
 MODEL_TYPE = "higgs_audio_v2_tokenizer"
-PIECE_SECONDS = 4  # of sound that go through the acoustic convolutions at once
 # What training needed: a second decoder, and more of the quantizer, which may have levels that are not used, too.
 _UNUSED = r"(quantizer|decoder_semantic|fc1)\..*|semantic_model\.masked_spec_embed"
 SEMANTIC_PADDING = 160  # samples of silence on either side of what the speech model gets
@@ -108,9 +107,10 @@ class HiggsConfig:
             raise ModelFileError(f"{path}: semantic_model_config: do_stable_layer_norm is not supported")
         if self.dac_decoder_hidden_size % 2 ** len(self.dac_upsampling_ratios):
             raise ModelFileError(f"{path}: upsampling_ratios cannot halve decoder_hidden_size so many times")
-        if self.levels < 1:
+        if self.codebook_size < 2 or self.levels < 1:
             raise ModelFileError(
-                f"{path}: target_bandwidths: {self.target_bandwidths[-1]} kbit/s are less than a level"
+                f"{path}: codebook_size, target_bandwidths: {self.target_bandwidths[-1]} kbit/s are less than a "
+                f"level of {self.codebook_size} codes"
             )
 
     @property
@@ -158,9 +158,7 @@ class Higgs:
         folder = Path(folder)
         path = folder / "config.json"
         config = self.config = HiggsConfig.from_json(path, read_json_object(path))
-        if levels is not None and not 1 <= levels <= config.levels:
-            raise ConfigurationError(f"{levels} levels: {folder} has {config.levels}; choose from 1 to that")
-        self.levels = config.levels if levels is None else levels
+        self.levels = check_levels(levels, config.levels, folder)
         self.sampling_rate, self.frame_rate = config.sample_rate, config.sample_rate / config.hop
         self.codebook_size = config.codebook_size
         self._piece = max(1, PIECE_SECONDS * config.sample_rate // config.hop)  # frames

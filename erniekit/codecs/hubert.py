@@ -22,7 +22,7 @@ from paddle import Tensor
 
 from erniekit.codecs.attention import ACTIVATIONS, attend
 from erniekit.codecs.checks import check_sound
-from erniekit.codecs.config_values import config_reader
+from erniekit.codecs.config_values import check_epsilon, config_reader
 from erniekit.codecs.convolutions import in_numpy
 from erniekit.codecs.weights import CodecWeights
 from erniekit.errors import ConfigurationError, DataError, ModelFileError
@@ -99,6 +99,7 @@ class SpeechModelConfig:
             raise ModelFileError(f"{path}: feat_extract_norm: expected group or layer, got {self.feat_extract_norm!r}")
         if not len(self.conv_dim) == len(self.conv_stride) == len(self.conv_kernel):
             raise ModelFileError(f"{path}: conv_dim, conv_stride and conv_kernel have different lengths")
+        check_epsilon(path, "layer_norm_eps", self.layer_norm_eps)
         for divisor in ("num_attention_heads", "num_conv_pos_embedding_groups"):
             if self.hidden_size % getattr(self, divisor):
                 raise ModelFileError(f"{path}: hidden_size {self.hidden_size} is no multiple of {divisor}")

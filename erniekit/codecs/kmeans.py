@@ -156,6 +156,7 @@ def fit_kmeans(
         source.features,
         sampling_rate=source.sampling_rate,
         shortest=getattr(source, "shortest", 1),
+        codes=config.codebook_size,
         max_frames=max_frames,
         max_seconds=max_seconds,
         seed=seed,

@@ -6,7 +6,8 @@ from importlib import import_module
 from pathlib import Path
 
 from erniekit.codecs.codec import Codec
-from erniekit.errors import ConfigurationError, ModelFileError
+from erniekit.data.media.recording import MAX_RATE
+from erniekit.errors import ModelFileError
 from erniekit.json_files import read_json_object
 from erniekit.model.storage.model_folder import refuse_half_written
 
@@ -19,20 +20,19 @@ CODECS: dict[str, tuple[str, str]] = {
     "kmeans": ("erniekit.codecs.kmeans", "open_kmeans"),
     "higgs_audio_v2_tokenizer": ("erniekit.codecs.higgs", "Higgs"),
 }
+SPEECH_MODELS = ("hubert", "wav2vec2")  # that `codec_features` may name
 
 
-def open_codec(folder: Path | str, *, levels: int | None = None, bandwidth: float | None = None) -> Codec:
+def open_codec(folder: Path | str, *, levels: int | None = None) -> Codec:
     """Open the codec in a folder.
 
     Args:
         folder: has `config.json` and weights, as transformers or `erniekit codes` writes them.
         levels: use so many codebooks, from the coarsest, both to encode and to decode. None: all that the codec has.
-        bandwidth: instead of `levels` for EnCodec: use as many as fit into so many kbit/s, one of those that it was
-            trained with.
 
     Raises:
         ModelFileError: the folder is missing, has no codec, or one of its files is damaged.
-        ConfigurationError: the codec has fewer levels, or no such bandwidth.
+        ConfigurationError: the codec has fewer levels.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -44,21 +44,15 @@ def open_codec(folder: Path | str, *, levels: int | None = None, bandwidth: floa
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in CODECS:
         known = ", ".join(sorted(CODECS))
-        raise ModelFileError(f"{config_path}: model_type is {model_type!r:.80}, which is no codec; codecs are {known}")
-    if bandwidth is not None:
-        levels = _levels_at(bandwidth, config_path, config, levels)
+        speech = " (codec: kmeans with this folder as codec_features makes units of a speech model's states)"
+        hint = speech if model_type in SPEECH_MODELS else ""
+        raise ModelFileError(
+            f"{config_path}: model_type is {model_type!r:.80}, which is no codec; codecs are {known}{hint}"
+        )
     module, name = CODECS[model_type]
     codec: Codec = getattr(import_module(module), name)(folder, levels=levels)
-    return codec
-
-
-def _levels_at(bandwidth: float, path: Path, config: dict[str, object], levels: int | None) -> int:
-    if levels is not None:
-        raise ConfigurationError("levels and bandwidth say the same of a codec in two ways: give one of them")
-    if config["model_type"] != "encodec":
-        raise ConfigurationError(
-            f"{path.parent}: a bandwidth chooses levels of EnCodec only; give the number of levels"
+    if codec.sampling_rate > MAX_RATE:  # recordings would be read at this rate
+        raise ModelFileError(
+            f"{config_path}: a sampling rate of {codec.sampling_rate:,} Hz: recordings have at most {MAX_RATE:,}"
         )
-    from erniekit.codecs.encodec import EncodecConfig
-
-    return EncodecConfig.from_json(path, config).levels_at(bandwidth)
+    return codec

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from erniekit.codecs.checks import check_codes, check_sound
+from erniekit.codecs.checks import check_codes, check_levels, check_sound
 from erniekit.codecs.clustering import fit_centroids, nearest
 from erniekit.codecs.fitted_folder import digest_of, read_arrays, read_config, write_fitted
 from erniekit.codecs.frame_sample import sample_frames
@@ -152,6 +152,7 @@ def fit_residual_kmeans(
         sounds,
         lambda sound: log_mel_frames(sound, config.frames),
         sampling_rate=config.frames.sampling_rate,
+        codes=config.codebook_size,
         max_frames=max_frames,
         max_seconds=max_seconds,
         seed=seed,
@@ -179,6 +180,5 @@ def open_residual_kmeans(folder: Path, *, levels: int | None = None) -> Residual
     config = read_config(folder, MODEL_TYPE, ResidualKMeansConfig)
     shape = (config.levels, config.codebook_size, config.frames.mel_bins)
     arrays = read_arrays(folder, {"mean": shape[2:], "codebooks": shape})
-    if levels is not None and not 1 <= levels <= config.levels:
-        raise ConfigurationError(f"{folder}: the codec has {config.levels} levels, so {levels} cannot be used")
-    return ResidualKMeans(config, arrays["mean"], arrays["codebooks"][:levels])
+    used = check_levels(levels, config.levels, folder)
+    return ResidualKMeans(config, arrays["mean"], arrays["codebooks"][:used])

@@ -1,20 +1,21 @@
-"""SEANet (https://arxiv.org/abs/2009.02095): the convolutions, with an LSTM, of EnCodec's encoder and decoder.
+"""SEANet (https://arxiv.org/abs/2009.02095): the convolutions of EnCodec's and Mimi's encoder and decoder.
 
-Names of weights are those of transformers: layers of a stack are numbered, activations among them.
+Those of EnCodec have an LSTM among them. Names of weights are those of transformers: layers of a stack are numbered,
+activations among them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import paddle
 import paddle.nn.functional as F
 from paddle import Tensor
 
 from erniekit.codecs.convolutions import Conv1D, ConvTranspose1D
-from erniekit.codecs.stack import Layer, Residual
+from erniekit.codecs.stack import Layer, Residual, through_in_pieces
 from erniekit.codecs.weights import CodecWeights
 
 NORM_EPSILON = 1e-5  # of PyTorch's group norm, which no key of config.json changes
@@ -22,7 +23,12 @@ NORM_EPSILON = 1e-5  # of PyTorch's group norm, which no key of config.json chan
 
 @dataclass(frozen=True)
 class SeanetSizes:
-    """What `config.json` says of the two stacks, in its words."""
+    """What `config.json` says of the two stacks, in its words.
+
+    Attributes:
+        norm_type: "weight_norm", which is folded into weights, or "time_group_norm".
+        num_lstm_layers: 0: there is no LSTM.
+    """
 
     audio_channels: int
     hidden_size: int
@@ -61,11 +67,18 @@ class Lstm:
 
 @dataclass(frozen=True)
 class Seanet:
-    """A stack with its LSTM: what comes before it, the LSTM, and what comes after."""
+    """A stack: what comes before its LSTM, the LSTM, if there is one, and what comes after."""
 
     before: list[Layer]
-    lstm: Lstm
+    lstm: Lstm | None
     after: list[Layer]
+
+    def in_pieces(self, pieces: Iterable[Tensor], *, down: int = 1, up: int = 1) -> Iterator[Tensor]:
+        """Yield what the stack makes of a recording in pieces [1, channels, T]; see `through_in_pieces`."""
+        if self.lstm is None:
+            return through_in_pieces([*self.before, *self.after], pieces, down=down, up=up)
+        states = self.lstm.in_pieces(through_in_pieces(self.before, pieces, down=down))
+        return through_in_pieces(self.after, states, up=up)
 
 
 def read_encoder(weights: CodecWeights, sizes: SeanetSizes) -> Seanet:
@@ -110,6 +123,70 @@ def read_decoder(weights: CodecWeights, sizes: SeanetSizes) -> Seanet:
     return Seanet(before, lstm, stack.layers)
 
 
+def read_convolution(
+    weights: CodecWeights,
+    sizes: SeanetSizes,
+    name: str,
+    inputs: int,
+    outputs: int,
+    kernel: int,
+    *,
+    stride: int = 1,
+    dilation: int = 1,
+    bias: bool = True,
+    mode: str | None = None,
+) -> Conv1D:
+    """Read a convolution that gives a frame for every `stride` samples, begun or complete.
+
+    Args:
+        mode: what is put before and after the samples. None: as `sizes.pad_mode` says.
+
+    Raises:
+        ModelFileError: a weight is missing or has another shape.
+    """
+    padding = (kernel - 1) * dilation + 1 - stride
+    right = 0 if sizes.use_causal_conv else padding // 2
+    return Conv1D(
+        _tensor(weights, f"{name}.conv.weight", outputs, inputs, kernel),
+        _tensor(weights, f"{name}.conv.bias", outputs) if bias else None,
+        stride,
+        dilation,
+        left=padding - right,
+        right=right,
+        fill=True,
+        mode=mode or sizes.pad_mode,
+    )
+
+
+def read_transposed(
+    weights: CodecWeights,
+    sizes: SeanetSizes,
+    name: str,
+    inputs: int,
+    outputs: int,
+    kernel: int,
+    *,
+    stride: int,
+    groups: int = 1,
+    bias: bool = True,
+) -> ConvTranspose1D:
+    """Read a transposed convolution that gives `stride` samples for every frame.
+
+    Raises:
+        ModelFileError: a weight is missing or has another shape.
+    """
+    padding = kernel - stride
+    right = math.ceil(padding * sizes.trim_right_ratio) if sizes.use_causal_conv else padding // 2
+    return ConvTranspose1D(
+        _tensor(weights, f"{name}.conv.weight", inputs, outputs // groups, kernel),
+        _tensor(weights, f"{name}.conv.bias", outputs) if bias else None,
+        stride,
+        groups,
+        left=padding - right,
+        right=right,
+    )
+
+
 class _Stack:
     """Reads layers in their order into `layers`, and numbers them."""
 
@@ -126,16 +203,13 @@ class _Stack:
         self.layers += self._convolution(self._next_name(), inputs, outputs, kernel, stride)
 
     def transposed(self, inputs: int, outputs: int, kernel: int, *, stride: int) -> None:
-        name, sizes, padding = self._next_name(), self.sizes, kernel - stride
-        right = math.ceil(padding * sizes.trim_right_ratio) if sizes.use_causal_conv else padding // 2
-        left = padding - right
-        weight = self._take(f"{name}.conv.weight", inputs, outputs, kernel)
-        bias = self._take(f"{name}.conv.bias", outputs)
-        if sizes.norm_type == "weight_norm":
-            self.layers.append(ConvTranspose1D(weight, bias, stride, left=left, right=right))
+        name = self._next_name()
+        layer = read_transposed(self.weights, self.sizes, name, inputs, outputs, kernel, stride=stride)
+        if self.sizes.norm_type == "weight_norm":
+            self.layers.append(layer)
         else:  # the norm sees what is cut off after it
-            cut: Layer = lambda x: x[:, :, left : x.shape[2] - right]  # noqa: E731
-            self.layers += [ConvTranspose1D(weight, bias, stride), self._norm(name, outputs), cut]
+            cut: Layer = lambda x: x[:, :, layer.left : x.shape[2] - layer.right]  # noqa: E731
+            self.layers += [replace(layer, left=0, right=0), self._norm(name, outputs), cut]
 
     def residuals(self, channels: int) -> None:
         sizes, inner = self.sizes, channels // self.sizes.compress
@@ -146,8 +220,11 @@ class _Stack:
             shortcut = self._convolution(f"{name}.shortcut", channels, channels, 1) if sizes.use_conv_shortcut else []
             self.layers.append(Residual([F.elu, *first, F.elu, *second], shortcut))
 
-    def lstm(self, channels: int) -> Lstm:
-        name, count = self._next_name(), self.sizes.num_lstm_layers
+    def lstm(self, channels: int) -> Lstm | None:
+        count = self.sizes.num_lstm_layers
+        if not count:
+            return None
+        name = self._next_name()
         zeros = paddle.ParamAttr(initializer=paddle.nn.initializer.Constant(0.0))  # which draws no random number
         matrix, vector = (4 * channels, channels), (4 * channels,)
         kinds = (("weight_ih", matrix), ("weight_hh", matrix), ("bias_ih", vector), ("bias_hh", vector))
@@ -172,28 +249,20 @@ class _Stack:
     def _convolution(
         self, name: str, inputs: int, outputs: int, kernel: int, stride: int = 1, dilation: int = 1
     ) -> list[Layer]:
-        padding = (kernel - 1) * dilation + 1 - stride
-        right = 0 if self.sizes.use_causal_conv else padding // 2
-        convolution = Conv1D(
-            self._take(f"{name}.conv.weight", outputs, inputs, kernel),
-            self._take(f"{name}.conv.bias", outputs),
-            stride,
-            dilation,
-            left=padding - right,
-            right=right,
-            fill=True,
-            mode=self.sizes.pad_mode,
+        layer = read_convolution(
+            self.weights, self.sizes, name, inputs, outputs, kernel, stride=stride, dilation=dilation
         )
-        return [convolution] if self.sizes.norm_type == "weight_norm" else [convolution, self._norm(name, outputs)]
+        return [layer] if self.sizes.norm_type == "weight_norm" else [layer, self._norm(name, outputs)]
 
     def _norm(self, name: str, channels: int) -> Layer:
         """Return a norm over time and channels."""
-        weight, bias = self._take(f"{name}.norm.weight", channels), self._take(f"{name}.norm.bias", channels)
+        weight, bias = (_tensor(self.weights, f"{name}.norm.{kind}", channels) for kind in ("weight", "bias"))
         return lambda x: F.group_norm(x, 1, NORM_EPSILON, weight, bias)
 
     def _next_name(self) -> str:
         self._number += 1
         return f"{self.name}.layers.{self._number - 1}"
 
-    def _take(self, name: str, *shape: int) -> Tensor:
-        return paddle.to_tensor(self.weights.take(name, *shape))
+
+def _tensor(weights: CodecWeights, name: str, *shape: int) -> Tensor:
+    return paddle.to_tensor(weights.take(name, *shape))

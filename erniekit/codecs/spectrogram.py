@@ -17,6 +17,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 # Frames that are transformed at once: the product with the mel filters is so small that OpenBLAS computes it in one
 # thread, so the values do not depend on the number of threads.
 BLOCK_FRAMES = 12
+MAX_MEL_BINS = 512  # speech has 20 to 128; the matrix of the filters grows with them
 _BLOCKS_AT_ONCE = 32  # whose spectra are computed together
 _SOLVED_AT_ONCE = 512  # frames whose magnitudes are found together, in the cache of a core
 
@@ -40,7 +41,7 @@ class MelFrames:
     mel_bins: int = 80
     lowest_frequency: float = 40.0
     highest_frequency: float = 8000.0
-    mel_floor: float = 0.03
+    mel_floor: float = 0.003
 
     @property
     def frame_rate(self) -> float:
@@ -56,8 +57,9 @@ class MelFrames:
             return f"hop_length is {self.hop_length}: expected 2 to n_fft / 2 = {self.n_fft // 2}"
         if self.n_fft % 2 or self.n_fft > 1 << 16:
             return f"n_fft is {self.n_fft}: expected an even number up to 65,536"
-        if not 1 <= self.mel_bins <= self.n_fft // 2:
-            return f"mel_bins is {self.mel_bins}: expected 1 to n_fft / 2 = {self.n_fft // 2}"
+        most = min(self.n_fft // 2, MAX_MEL_BINS)
+        if not 1 <= self.mel_bins <= most:
+            return f"mel_bins is {self.mel_bins}: expected 1 to {most}, at most n_fft / 2 and {MAX_MEL_BINS}"
         if not 0 <= self.lowest_frequency < self.highest_frequency <= self.sampling_rate / 2:
             return (
                 f"the mel bands reach from {self.lowest_frequency:g} to {self.highest_frequency:g} Hz: expected to lie "

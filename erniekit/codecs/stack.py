@@ -1,7 +1,7 @@
 """Stacks of convolutions, computed over a long recording piece by piece, with what each piece needs of its neighbours.
 
 The states of one layer take up to 20 MB for each second of sound. A stack therefore takes sound, or frames, in pieces
-of a few seconds, and the memory that it needs does not depend on the length of a recording.
+of a second or so, and the memory that it needs does not depend on the length of a recording.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from paddle import Tensor
 
 from erniekit.codecs.convolutions import Conv1D, ConvTranspose1D
 
+PIECE_SECONDS = 4  # of sound that a codec computes at once, where nothing less is as fast
 Layer = Callable[[Tensor], Tensor]
 
 
@@ -99,7 +100,7 @@ def through_in_pieces(
     """
     before, after = reach_of(layers)
     lookahead = math.ceil((after + 1) / down) - 1
-    lookback = math.ceil((before + after) / down)  # reflections at the end look back by `after`
+    lookback = math.ceil((before + down - 1) / down)  # a reflection at the end looks back further, but within a frame
     held: Tensor | None = None
     given = 0  # frames in `held` whose result has been given
     coming = iter(pieces)

@@ -18,11 +18,13 @@ import numpy as np
 
 from erniekit.codecs.codec import Codec
 from erniekit.data.media.clip import Clip
-from erniekit.data.media.errors import describe_clip
+from erniekit.data.media.errors import RecordingError, describe_clip
 from erniekit.data.media.recording import clip_length, read_clip
-from erniekit.errors import DataError, UserError
+from erniekit.errors import DataError
 
 _WAITING = 4  # recordings for each process that are read ahead; the order of results costs no more memory
+
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,43 +74,54 @@ def read_sound(clip: Clip, sampling_rate: int, reading: Reading) -> np.ndarray |
         return Skipped(seconds)
     sound = read_clip(clip, sampling_rate)
     peak = float(np.abs(sound).max())
-    return sound * np.float32(reading.peak / peak) if reading.peak and peak else sound
+    factor = min(reading.peak / peak, _LARGEST) if peak else 0.0
+    return sound * np.float32(factor) if factor else sound
 
 
 def encode_clip(codec: Codec, clip: Clip, reading: Reading) -> Result:
-    """Read and encode a recording."""
+    """Read and encode a recording.
+
+    Raises:
+        DataError: a package is missing that reads recordings.
+    """
     try:
         sound = read_sound(clip, codec.sampling_rate, reading)
-        if isinstance(sound, Skipped):
-            return sound
-        codes = codec.encode(sound)
-        if not codes.shape[1]:
-            return Failed(f"{describe_clip(clip)}: {len(sound):,} samples are too short for a frame of the codec")
-        return Encoded(codes, len(sound) / codec.sampling_rate)
-    except UserError as error:
+    except RecordingError as error:
         return Failed(str(error))
+    if isinstance(sound, Skipped):
+        return sound
+    try:
+        codes = codec.encode(sound)
+    except DataError as error:
+        return Failed(f"{describe_clip(clip)}: {error}")
+    if not codes.shape[1]:
+        return Failed(f"{describe_clip(clip)}: {len(sound):,} samples are too short for a frame of the codec")
+    return Encoded(codes, len(sound) / codec.sampling_rate)
 
 
 def encode_clips(
-    clips: Iterable[Clip], open_codec: Callable[[], Codec], reading: Reading, workers: int, *, threads: int = 1
+    clips: Iterable[Clip], open_codec: Callable[[], Codec], reading: Reading, workers: int
 ) -> Iterator[Result]:
     """Yield a result for each recording, in their order, whatever the number of processes.
 
     Args:
         open_codec: opens the codec; each process calls it once, so it can be sent to one.
-        workers: the number of processes.
-        threads: of each process, where it computes on the CPU and the environment does not say otherwise; with another
-            number of them sums may be rounded in another way.
+        workers: the number of processes, each of one thread where it computes on the CPU and the environment does not
+            say otherwise; with another number of threads sums may be rounded in another way.
 
     Raises:
         DataError: a process has ended, for example because the system had no memory left.
     """
     waiting: deque[Future[Result]] = deque()
-    with _few_threads(threads):
-        pool = ProcessPoolExecutor(workers, get_context("spawn"), initializer=_begin, initargs=(open_codec, reading))
+    with _one_thread():
+        with _deaf_to_the_terminal():  # starts a process that keeps semaphores
+            pool = ProcessPoolExecutor(
+                workers, get_context("spawn"), initializer=_begin, initargs=(open_codec, reading)
+            )
         try:
             for clip in clips:
-                waiting.append(pool.submit(_encode, clip))
+                with _deaf_to_the_terminal():  # `submit` starts the processes
+                    waiting.append(pool.submit(_encode, clip))
                 if len(waiting) >= _WAITING * workers:
                     yield waiting.popleft().result()
             while waiting:
@@ -123,15 +136,29 @@ def encode_clips(
 
 
 @contextmanager
-def _few_threads(threads: int) -> Iterator[None]:
-    """Let processes that are started compute with so many threads; the libraries read it when they are loaded."""
+def _one_thread() -> Iterator[None]:
+    """Let processes that are started compute with one thread; the libraries read it when they are loaded."""
     names = [name for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS") if name not in os.environ]
-    os.environ.update(dict.fromkeys(names, str(threads)))
+    os.environ.update(dict.fromkeys(names, "1"))
     try:
         yield
     finally:
         for name in names:
             os.environ.pop(name, None)
+
+
+@contextmanager
+def _deaf_to_the_terminal() -> Iterator[None]:
+    """Let processes that are started never hear what a terminal sends to all of them; the first one ends the others.
+
+    They inherit the mask of signals, so this holds while they import their modules, too. What arrives here meanwhile is
+    heard afterwards.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 # In a worker process.
@@ -140,7 +167,6 @@ _own: list[tuple[Codec, Reading]] = []
 
 
 def _begin(open_codec: Callable[[], Codec], reading: Reading) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process hears it, and ends the others
     threading.Thread(target=_end_with_parent, daemon=True).start()
     _own.append((open_codec(), reading))
 

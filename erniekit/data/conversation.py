@@ -51,12 +51,16 @@ class Turn:
     clips: tuple[ContentClip, ...] = ()
     units_and_texts: tuple[Part, ...] = ()
 
-    def written(self, unit_token: str = "<|unit{}|>") -> str:
-        """Return the content with units as their tokens, for people to read."""
+    def written(self, unit_token: str = "<|unit{}|>", between: str = "") -> str:
+        """Return the content with units as their tokens, for people to read.
+
+        Args:
+            between: stands between two parts.
+        """
         if not self.units_and_texts:
             return self.content
         parts = [part.value for part in self.units_and_texts if part.value is not None]
-        return "".join(
+        return between.join(
             part if isinstance(part, str) else "".join(unit_token.replace("{}", str(code)) for code in part.codes)
             for part in parts
         )

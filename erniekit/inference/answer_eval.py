@@ -100,14 +100,15 @@ class GenerationEvaluator:
         with eval_mode(decoder), open(self._path, "w", encoding="utf-8") as file:
             for name, source in self._sources.items():
                 own = scores[name] = AnswerScores(self._normalizer)
-                eval_prompts = _select_eval_prompts(source, self._count, self._speech.unit_token)
+                eval_prompts = _select_eval_prompts(source, self._count, self._speech)
                 while block := list(islice(eval_prompts, MAX_BATCH_SIZE)):
                     fitting = [
                         (eval_prompt, prompt) for eval_prompt in block if (prompt := self._prompt(decoder, eval_prompt))
                     ]
                     skipped += len(block) - len(fitting)
                     for (eval_prompt, _), answer in zip(fitting, self._answers(decoder, fitting), strict=True):
-                        line = _sample(eval_prompt, answer, _score(own, eval_prompt, answer))
+                        own_scores = _score(own, eval_prompt, answer)
+                        line = _sample(eval_prompt, answer, own_scores, self._speech.unit_token)
                         file.write(json.dumps(line, ensure_ascii=False) + "\n")
                         cut += answer.cut
         merged = merge_scores(scores).metrics()
@@ -168,37 +169,37 @@ def worst_transcripts(output_dir: Path, count: int) -> list[dict[str, Any]]:
         return heapq.nlargest(count, wrong, key=lambda sample: sample["wer"])
 
 
-def _select_eval_prompts(source: Source, count: int, unit_token: str) -> Iterator[EvalPrompt]:
+def _select_eval_prompts(source: Source, count: int, speech: Speech) -> Iterator[EvalPrompt]:
     """Yield `count` dialogues, evenly spread over the file."""
     if count < 0:
-        yield from _read_eval_prompts(source, unit_token)
+        yield from _read_eval_prompts(source, speech)
         return
-    available = sum(1 for _ in _read_eval_prompts(source, unit_token))
-    for number, eval_prompt in enumerate(_read_eval_prompts(source, unit_token)):
+    available = sum(1 for _ in _read_eval_prompts(source, speech))
+    for number, eval_prompt in enumerate(_read_eval_prompts(source, speech)):
         if number * count // available != (number + 1) * count // available or count >= available:
             yield eval_prompt
 
 
-def _read_eval_prompts(source: Source, unit_token: str) -> Iterator[EvalPrompt]:
+def _read_eval_prompts(source: Source, speech: Speech) -> Iterator[EvalPrompt]:
     for item in read_part(source):
         if isinstance(item, RecordProblem):  # skipped; the dataset was opened before, and has said so
             continue
         line, record = item
-        eval_prompt = _eval_prompt_from(f"{source.path}:{line}", record, unit_token)
+        eval_prompt = _eval_prompt_from(f"{source.path}:{line}", record, speech)
         if eval_prompt is not None:
             yield eval_prompt
 
 
-def _eval_prompt_from(location: str, record: Record, unit_token: str) -> EvalPrompt | None:
+def _eval_prompt_from(location: str, record: Record, speech: Speech) -> EvalPrompt | None:
     """Return the last trained answer of a dialogue or the chosen answer of a pair as a prompt; None for plain text."""
     if isinstance(record, Preference):
-        return EvalPrompt(location, record.prompt, record.chosen[0].written(unit_token))
+        return EvalPrompt(location, record.prompt, record.chosen[0].written(speech.unit_token))
     if not isinstance(record, Conversation):
         return None
     turns = record.turns
     last = max(number for number, turn in enumerate(turns) if turn.role == ASSISTANT and turn.trained)
     dialogue = replace(record, turns=turns[:last])
-    return EvalPrompt(location, dialogue, turns[last].written(unit_token), turns[last].thoughts)
+    return EvalPrompt(location, dialogue, turns[last].written(speech.unit_token, speech.between), turns[last].thoughts)
 
 
 def _score(scores: AnswerScores, eval_prompt: EvalPrompt, answer: GeneratedAnswer) -> dict[str, float]:
@@ -216,9 +217,11 @@ def _scored(eval_prompt: EvalPrompt, answer: GeneratedAnswer) -> str:
     return answer.text if THOUGHTS_END in eval_prompt.expected else answer.text.rpartition(THOUGHTS_END)[2].lstrip()
 
 
-def _sample(eval_prompt: EvalPrompt, answer: GeneratedAnswer, scores: dict[str, float]) -> dict[str, Any]:
+def _sample(
+    eval_prompt: EvalPrompt, answer: GeneratedAnswer, scores: dict[str, float], unit_token: str
+) -> dict[str, Any]:
     dialogue = eval_prompt.dialogue
-    messages = [{"role": turn.role, "content": turn.written()} for turn in dialogue.turns]
+    messages = [{"role": turn.role, "content": turn.written(unit_token)} for turn in dialogue.turns]
     system = [{"role": "system", "content": dialogue.system}] if dialogue.system else []
     return {
         "place": eval_prompt.location,

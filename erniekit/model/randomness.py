@@ -72,7 +72,7 @@ def dropout(x: paddle.Tensor, probability: float, key: Sequence[int]) -> paddle.
     """Drop entries of x with the given probability and scale the others by 1 / (1 - p)."""
     if probability == 0.0:
         return x
-    if paddle.is_compiled_with_cuda() and x.place.is_gpu_place():
+    if not x.place.is_cpu_place():
         # Drawing on the host would cost a transfer per site, so the device's generator is seeded for each draw.
         paddle.seed(int(np.random.SeedSequence(list(key)).generate_state(1)[0]))
         return paddle.nn.functional.dropout(x, p=probability, training=True)

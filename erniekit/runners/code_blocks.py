@@ -111,11 +111,18 @@ def encode_blocks(
             write(folder, number, _coded(items, block, facts, progress), facts)
             write_whole(notes[number], json.dumps(block.__dict__).encode())
             blocks.append(block)
-            if section.codes_format == "shards":
+            if section.codes_format == "shards" and block.count:
                 _write_index(folder, blocks)
             progress.block(block.count, block.seconds)
         told = progress.told()
     return _finish(folder, facts, records, blocks, config, told)
+
+
+def remove_notes(folder: Path) -> None:
+    """Forget that blocks are complete; the list of records stays, because it tells itself whether it is current."""
+    for pattern in ("block-*", "units-*"):
+        for path in (folder / WORK).glob(pattern):
+            path.unlink()
 
 
 def _shard_size(recordings: int, size: int, shards: int) -> int:
@@ -258,11 +265,11 @@ def _finish(
     of_list = records.errors if part_of(config.codes)[0] == 1 else None  # one part tells of records without a recording
     errors = _write_lines(folder / ERRORS, of_list, (line for block in blocks for line in block.errors))
     skipped = _write_lines(folder / SKIPPED, None, (line for block in blocks for line in block.skipped))
-    if config.codes.codes_format == "jsonl":
-        _join(folder, len(blocks))
-    else:
-        _write_index(folder, blocks)
     recordings, seconds = sum(block.count for block in blocks), sum(block.seconds for block in blocks)
+    if recordings and config.codes.codes_format == "jsonl":  # readers take an empty file for a damaged one
+        _join(folder, len(blocks))
+    elif recordings:
+        _write_index(folder, blocks)
     records.close()
     write_facts(
         folder,
@@ -270,7 +277,8 @@ def _finish(
     )
     shutil.rmtree(folder / WORK, ignore_errors=True)
     shards = sum(block.count > 0 for block in blocks)
-    where = folder / UNITS if config.codes.codes_format == "jsonl" else f"{shards:,} shards in {folder}"
+    in_shards = f"{shards:,} shard{'s' * (shards != 1)} in {folder}"
+    where = folder / UNITS if config.codes.codes_format == "jsonl" else in_shards
     logger.info(f"encoded {recordings:,} recordings, {duration(seconds)} of sound{told} -> {where}")
     if skipped:
         logger.info(f"{skipped:,} are shorter or longer than duration_range: {folder / SKIPPED}")

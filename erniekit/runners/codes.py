@@ -10,6 +10,7 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,6 @@ import numpy as np
 
 from erniekit.build.codec import codec_opener, fit_codec, fit_request, fitted_codec, is_fitted, named_codec
 from erniekit.build.preflight import preflight
-from erniekit.codecs.codec import Codec
 from erniekit.codecs.workers import Skipped, read_sound
 from erniekit.config import Config
 from erniekit.config.sections.codes import part_of
@@ -32,13 +32,15 @@ from erniekit.data.media.codes_folder import (
     TARS,
     UNITS,
     CodesFacts,
+    codec_folder,
     read_facts,
     write_facts,
 )
+from erniekit.data.media.errors import RecordingError
 from erniekit.data.record_list import RecordList, data_identity, open_list, write_list
 from erniekit.data.recording_facts import duration
-from erniekit.errors import ConfigurationError, DataError, UserError
-from erniekit.runners.code_blocks import WORK, CodesSummary, encode_blocks, reading_of
+from erniekit.errors import ConfigurationError, DataError
+from erniekit.runners.code_blocks import WORK, CodesSummary, encode_blocks, reading_of, remove_notes
 from erniekit.temp_folders import temp_folder
 
 logger = logging.getLogger(__name__)
@@ -65,27 +67,34 @@ def write_codes(config: Config, *, fits_only: bool = False) -> CodesSummary:
     with _only_command_in(folder):
         known = read_facts(folder)
         request = _request(config)
-        if known is not None and not fits_only:
-            known = _checked_before(folder, known, request, config)
+        if fits_only:
+            return _fit(folder, config, request, known)
+        if known is None:
+            _refuse_foreign(folder)
+        facts = None if is_fitted(config) else _facts(config, named_codec(config), folder, request)
+        if known is not None:
+            known = _checked_before(folder, known, facts, request, config)
             if known is not None and known.complete:
                 return _told_again(folder, known)
-        elif known is None:
-            _refuse_foreign(folder)
         records = _list(folder, config)
-        codec_folder = _codec(config, records, request)
-        if fits_only:
-            records.close()
-            if known is None:
-                shutil.rmtree(folder / WORK)
-            logger.info(f"the codec is in {codec_folder}; write codec: {codec_folder} to use it")
-            return CodesSummary(0, 0)
-        opener = codec_opener(codec_folder, config.codes.codec_levels, config.basic.device)
-        facts = _facts(opener(), codec_folder, folder, request)
-        if known is not None and known.fingerprint != facts.fingerprint:
-            _remove_codes(folder, config, "codec", known)
-        _check_levels(config, facts)
+        if facts is None:
+            facts = _facts(config, _fitted(config, records, request), folder, request)
+            if known is not None and known.fingerprint != facts.fingerprint:
+                _remove_codes(folder, config, "codec", known)
         write_facts(folder, facts)
+        opener = codec_opener(codec_folder(folder, facts), config.codes.codec_levels, config.basic.device)
         return encode_blocks(folder, facts, records, opener, config)
+
+
+def _fit(folder: Path, config: Config, request: Mapping[str, Any], known: CodesFacts | None) -> CodesSummary:
+    """Fit the codec, and leave what an interrupted command needs to go on."""
+    records = _list(folder, config)
+    fitted = _fitted(config, records, request)
+    records.close()
+    if known is None or known.complete:
+        shutil.rmtree(folder / WORK)
+    logger.info(f"the codec is in {fitted}; write codec: {fitted} to use it")
+    return CodesSummary(0, 0)
 
 
 @contextmanager
@@ -117,9 +126,17 @@ def _request(config: Config) -> dict[str, Any]:
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
-def _checked_before(folder: Path, known: CodesFacts, request: Mapping[str, Any], config: Config) -> CodesFacts | None:
-    """Return what is known of a folder with codes; None where overwrite_output_dir has removed them."""
+def _checked_before(
+    folder: Path, known: CodesFacts, facts: CodesFacts | None, request: Mapping[str, Any], config: Config
+) -> CodesFacts | None:
+    """Return what is known of a folder with codes; None where overwrite_output_dir has removed them.
+
+    Args:
+        facts: those that the codes would have now; None where the codec is still to be fitted.
+    """
     differing = [name for name in {**request, **known.request} if request.get(name) != known.request.get(name)]
+    if facts is not None and facts.fingerprint != known.fingerprint and not differing:
+        differing = ["codec"]
     if differing:
         _remove_codes(folder, config, ", ".join(sorted(differing)), known)
         return None
@@ -138,15 +155,18 @@ def _remove_codes(folder: Path, config: Config, differing: str, known: CodesFact
             "  Set overwrite_output_dir: true to have them removed, or choose another output_dir."
         )
     logger.info(f"overwrite_output_dir: removing the codes in {folder}")
-    for name in (FACTS, INDEX, UNITS, ERRORS, SKIPPED):
+    write_facts(folder, replace(known, complete=False))  # if this is killed, the next command removes the rest
+    remove_notes(folder)
+    for name in (INDEX, UNITS, ERRORS, SKIPPED):
         (folder / name).unlink(missing_ok=True)
-    for name in (TARS, RECORDS, WORK):
+    for name in (TARS, RECORDS):
         shutil.rmtree(folder / name, ignore_errors=True)
+    (folder / FACTS).unlink()
 
 
 def _refuse_foreign(folder: Path) -> None:
     """Refuse a folder whose files would be replaced, and that no command of ours has written."""
-    found = [name for name in (INDEX, UNITS, ERRORS, TARS, RECORDS) if (folder / name).exists()]
+    found = [name for name in (INDEX, UNITS, ERRORS, SKIPPED, TARS, RECORDS) if (folder / name).exists()]
     if found:
         raise ConfigurationError(
             f"output_dir: {folder} has {', '.join(found)} already, without {FACTS}; choose another output_dir"
@@ -201,16 +221,18 @@ def records_summary(config: Config) -> str:
 # The codec.
 
 
-def _codec(config: Config, records: RecordList, request: Mapping[str, Any]) -> Path:
-    """Return the folder of the codec, fitted now, before, or elsewhere."""
-    if not is_fitted(config):
-        return named_codec(config)
+def _fitted(config: Config, records: RecordList, request: Mapping[str, Any]) -> Path:
+    """Return the folder of the codec that is fitted on the records, now or before."""
     folder = config.output_dir / CODEC
     asked = fit_request(config) | {"train_dataset_path": request["train_dataset_path"]}
     if fitted_codec(folder, asked, overwrite=config.basic.overwrite_output_dir):
         logger.info(f"codec: {folder}, which is fitted already")
         return folder.absolute()
     began = time.perf_counter()
+    if config.codes.codec == "kmeans" and config.codes.codec_centroids:
+        fit_codec(config, lambda rate: iter(()), folder, asked)
+        logger.info(f"codec: {folder}, with the centroids of {config.codes.codec_centroids}")
+        return folder.absolute()
     logger.info(f"fitting {config.codes.codec} on up to {duration(config.codes.codec_fit_seconds)} of sound ...")
     fit_codec(config, lambda rate: _sounds(records, config, rate), folder, asked)
     logger.info(f"codec: {folder}, fitted in {duration(time.perf_counter() - began)}")
@@ -218,21 +240,37 @@ def _codec(config: Config, records: RecordList, request: Mapping[str, Any]) -> P
 
 
 def _sounds(records: RecordList, config: Config, sampling_rate: int) -> Iterator[np.ndarray]:
-    """Yield the sound of all recordings in an order that the seed draws; encoding tells which cannot be read."""
-    reading = reading_of(config)
+    """Yield the sound of all recordings in an order that the seed draws; encoding tells which cannot be read.
+
+    Raises:
+        DataError: none of them can, or all are shorter or longer than `duration_range`.
+    """
+    reading, heard, unfit = reading_of(config), False, ""
     for number in np.random.default_rng(config.training.seed).permutation(len(records)):
+        record = records[int(number)]
         try:
-            sound = read_sound(records[int(number)].clip, sampling_rate, reading)
-        except UserError:
+            sound = read_sound(record.clip, sampling_rate, reading)
+        except RecordingError as error:
+            unfit = unfit or str(error)
             continue
-        if not isinstance(sound, Skipped):
-            yield sound
+        if isinstance(sound, Skipped):
+            unfit = unfit or f"{record.place}: {sound.seconds:.3f} seconds, outside of duration_range"
+            continue
+        heard = True
+        yield sound
+    if not heard:
+        raise DataError(f"there is no recording to fit a codec on; one of {len(records):,}: {unfit}")
 
 
-def _facts(codec: Codec, codec_folder: Path, folder: Path, request: dict[str, Any]) -> CodesFacts:
-    inside = codec_folder.parent == folder.absolute()
+def _facts(config: Config, source: Path, folder: Path, request: dict[str, Any]) -> CodesFacts:
+    """Open the codec, and return the facts of codes that it makes."""
+    codec = codec_opener(source, config.codes.codec_levels, config.basic.device)()
+    if config.codes.codes_format == "jsonl" and codec.levels > 1:
+        raise ConfigurationError(
+            f"codes_format: jsonl has room for one level, and the codec has {codec.levels}; write codec_levels: 1"
+        )
     return CodesFacts(
-        codec_folder.name if inside else str(codec_folder),
+        source.name if source.parent == folder.absolute() else str(source),
         codec.fingerprint,
         codec.sampling_rate,
         codec.frame_rate,
@@ -240,10 +278,3 @@ def _facts(codec: Codec, codec_folder: Path, folder: Path, request: dict[str, An
         codec.codebook_size,
         request,
     )
-
-
-def _check_levels(config: Config, facts: CodesFacts) -> None:
-    if config.codes.codes_format == "jsonl" and facts.levels > 1:
-        raise ConfigurationError(
-            f"codes_format: jsonl has room for one level, and the codec has {facts.levels}; write codec_levels: 1"
-        )

@@ -294,3 +294,14 @@ def test_features_are_computed_as_the_files_of_processors_say():
     """`model` and `data` never import each other, so each has these numbers."""
     said = (processor_files.HOP, processor_files.SAMPLING_RATE, processor_files.N_FFT)
     assert said == (AudioInputs.hop, AudioInputs.sampling_rate, log_mel.N_FFT)
+
+
+def test_interleaving_follows_the_run(make_config: Callable[..., Config]) -> None:
+    tokens = {"<|unit0|>": 5, "<|unit1|>": 6, "<|continue|>": 7, "<|correspond|>": 8}
+    tokenizer: Any = SimpleNamespace(token_id=tokens.get, bos_id=1, eos_id=2)
+    usual = data.interleaving_of(make_config(stage="PT"), tokenizer)
+    assert (usual.tokens.ids, usual.tokens.continue_id, usual.tokens.correspond_id) == ((5, 6), 7, 8)
+    assert (usual.seed, usual.max_seq_len, usual.truncates, usual.segment_units) == (42, 128, True, 500)
+    told = make_config(stage="PT", seed=7, max_seq_len=64, over_length_policy="drop", interleave_segment_seconds=2)
+    other = data.interleaving_of(told, tokenizer)
+    assert (other.seed, other.max_seq_len, other.truncates, other.segment_units) == (7, 64, False, 100)

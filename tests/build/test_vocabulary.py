@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from erniekit.build.checks import as_weights_have_it, check_weights
 from erniekit.build.data import training_dataset
 from erniekit.build.model import open_tokenizer, read_model_config
 from erniekit.build.step_count import cache_step_count, cached_step_count
@@ -103,6 +104,18 @@ def test_what_a_run_leaves_knows_its_tokens(trained: Path, make_config: MakeConf
     assert open_tokenizer(more)[0].token_id("<|unit10|>") == SIZE + 11
 
 
+def test_a_model_with_added_tokens_gets_more(trained: Path, make_config: MakeConfig) -> None:
+    """Its files have no rows for the second ones; those of a checkpoint of such a run do."""
+    values: dict[str, Any] = {"model_name_or_path": str(trained), "continue_training": True}
+    config = make_config(**values, added_token_ranges=["<|unit{0..99}|>"])
+    model = read_model_config(config)
+    assert model.vocabulary is not None
+    assert (model.vocabulary.first, model.vocabulary.count, model.vocab_size) == (SIZE + 11, 90, 576)
+    check_weights(model, trained)
+    assert as_weights_have_it(model, trained).vocabulary == model.vocabulary
+    assert as_weights_have_it(model, run_tokenizer_folder(config, trained)).vocabulary is None
+
+
 def test_other_tokens_than_those_of_a_checkpoint_are_named(trained: Path, make_config: MakeConfig) -> None:
     def refused(kind: type[Exception], parameter: str, **values: Any) -> str:
         config = make_config(**values)
@@ -129,7 +142,8 @@ def test_a_checkpoint_without_added_tokens_is_not_resumed_with_some(tiny_base: P
         refuse_other_tokens(config, model, tiny_base, "resume_from_checkpoint")
 
 
-def test_the_steps_of_a_run_are_those_with_its_tokens(make_config: MakeConfig) -> None:
+@pytest.mark.parametrize("values", [UNITS, {"dialogue_template": "spoken"}, {"unit_token": "<u{}>"}])
+def test_the_steps_of_a_run_are_those_with_its_tokens_and_template(make_config: MakeConfig, values: Any) -> None:
     cache_step_count(make_config(), 7)
     assert cached_step_count(make_config()) == 7
-    assert cached_step_count(make_config(**UNITS)) is None
+    assert cached_step_count(make_config(**values)) is None

@@ -134,6 +134,8 @@ def test_what_cannot_be_coded_is_refused(tmp_path):
         ({"codebook_dim": 4}, "codebook_dim: 4 is not the hidden_size 10"),
         ({"sampling_rate": 0}, "sampling_rate: expected a number above 0"),
         ({"kernel_size": 5}, r"encoder\.layers\.0\.conv\.weight has shape \[4, 1, 7\]; config.json asks for \[4,"),
+        ({"target_bandwidths": [1e9]}, r"lack quantizer\.layers\.15\.codebook\.embed"),
+        ({"upsampling_ratios": [10**9] * 3}, r"config.json asks for \["),
         ({"num_lstm_layers": 3}, r"lack encoder\.layers\.10\.lstm\.weight_ih_l2"),
         ({"num_lstm_layers": 1}, r"has no place for\n  decoder\.layers\.1\.lstm\.bias_hh_l1"),
     ],

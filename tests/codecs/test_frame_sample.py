@@ -7,6 +7,7 @@ import pytest
 
 from erniekit.codecs.frame_sample import FrameSample, sample_frames
 from erniekit.errors import DataError
+from tests.log_capture import captured_log
 
 
 def numbered(first: int, last: int) -> np.ndarray:
@@ -55,3 +56,11 @@ def test_it_reads_no_more_seconds_than_it_may():
 def test_no_sound_is_named():
     with pytest.raises(DataError, match="no sound to fit codes on: expected a recording of at least 400 samples"):
         sample_frames([np.zeros(399, np.float32)], np.atleast_2d, sampling_rate=1, max_frames=1, shortest=400)
+
+
+def test_fewer_frames_than_codes_are_told():
+    sounds = [np.zeros(9, np.float32)]
+    for codes, told in ((9, 0), (10, 1)):
+        with captured_log() as logged:
+            sample_frames(sounds, lambda sound: sound[:, None], sampling_rate=1, codes=codes, max_frames=99)
+        assert len(logged) == told and all("10 codes is fitted on 9 frames" in line for line in logged)

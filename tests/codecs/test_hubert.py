@@ -106,8 +106,9 @@ def test_pieces_of_a_recording_give_what_the_whole_gives(number, tmp_path, monke
         ({"conv_dim": [8, 12]}, "conv_dim, conv_stride and conv_kernel have different lengths"),
         ({"conv_dim": [8, 0, 3]}, "conv_dim: expected a list of numbers above 0"),
         ({"num_attention_heads": 3}, "hidden_size 16 is no multiple of num_attention_heads"),
-        ({"num_hidden_layers": 10**12}, "encoder.layers.3.attention.q_proj.weight, which config.json asks for"),
-        ({"layer_norm_eps": float("inf")}, "layer_norm_eps: expected a number, got inf"),
+        ({"num_hidden_layers": 10**9}, "encoder.layers.3.attention.q_proj.weight, which config.json asks for"),
+        ({"layer_norm_eps": float("inf")}, "layer_norm_eps: expected a number such as 1e-05, got inf"),
+        ({"layer_norm_eps": 1.0}, r"layer_norm_eps: expected a number above 0 and up to 0\.001, got 1\.0"),
         ({"hidden_size": "16"}, "hidden_size: expected a value such as 768, got '16'"),
         (
             {"hidden_size": 32},

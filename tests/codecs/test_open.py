@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from erniekit.codecs.open import CODECS, open_codec
-from erniekit.errors import ConfigurationError, ModelFileError
+from erniekit.errors import ModelFileError
 from erniekit.model.storage.model_folder import PUBLISHING
 from tests.codecs.codec_cases import RECORDED, write_codec
 from tests.codecs.seeded_folders import write_folder
@@ -34,17 +34,6 @@ def test_mimi_and_the_tokenizer_of_higgs_audio_are_codecs(tmp_path):
 def test_what_is_listed_is_there():
     for module, name in CODECS.values():
         assert callable(getattr(import_module(module), name))
-
-
-def test_a_bandwidth_chooses_levels_of_encodec(tmp_path):
-    encodec, dac = write_codec(tmp_path / "encodec", "encodec", 0), write_codec(tmp_path / "dac", "dac", 0)
-    assert open_codec(encodec, bandwidth=3.0).levels == 7
-    with pytest.raises(ConfigurationError, match=r"a bandwidth of 4 kbit/s: this EnCodec has 1\.5, 3, 6"):
-        open_codec(encodec, bandwidth=4.0)
-    with pytest.raises(ConfigurationError, match="two ways: give one of them"):
-        open_codec(encodec, bandwidth=3.0, levels=7)
-    with pytest.raises(ConfigurationError, match="a bandwidth chooses levels of EnCodec only"):
-        open_codec(dac, bandwidth=3.0)
 
 
 @pytest.mark.parametrize("model_type", ["llama", None, ["dac"]])
@@ -73,6 +62,18 @@ def test_a_missing_or_damaged_folder_is_refused(tmp_path):
         open_codec(folder)
     (folder / PUBLISHING).touch()
     with pytest.raises(ModelFileError, match="half-written"):
+        open_codec(folder)
+
+
+def test_a_speech_model_is_named_as_features(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "hubert"}')
+    with pytest.raises(ModelFileError, match=r"no codec; .*codec: kmeans with this folder as codec_features"):
+        open_codec(tmp_path)
+
+
+def test_recordings_are_not_read_at_an_absurd_rate(tmp_path):
+    folder = write_codec(tmp_path, "dac", 0, sampling_rate=2_000_000_000)
+    with pytest.raises(ModelFileError, match="a sampling rate of 2,000,000,000 Hz: recordings have at most 1,536,000"):
         open_codec(folder)
 
 

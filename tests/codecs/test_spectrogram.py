@@ -75,6 +75,7 @@ def test_every_filter_hears_something(mel_bins):
         ({"hop_length": 300}, "hop_length is 300: expected 2 to n_fft / 2 = 256"),
         ({"n_fft": 511}, "n_fft is 511"),
         ({"mel_bins": 0}, "mel_bins is 0"),
+        ({"mel_bins": 513, "n_fft": 2048}, "mel_bins is 513: expected 1 to 512, at most n_fft / 2 and 512"),
         ({"highest_frequency": 9000.0}, "from 40 to 9000 Hz"),
         ({"mel_floor": 0.0}, "mel_floor"),
         ({"mel_floor": float("nan")}, "mel_floor"),

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +38,18 @@ def test_a_process_that_is_killed_is_told(tmp_path: Path) -> None:
         list(encode_clips([clip_of(tmp_path / "17.wav", 17)], open_loudness, Reading(), 1))
 
 
+def test_processes_do_not_hear_what_a_terminal_sends_to_all(tmp_path: Path) -> None:
+    def clips() -> Iterator[Clip]:
+        yield clip_of(tmp_path / "3.wav", 3)
+        (process,) = multiprocessing.active_children()
+        for sent in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # while it is still importing
+            os.kill(process.pid, sent)
+
+    (found,) = encode_clips(clips(), open_loudness, Reading(), 1)
+    assert isinstance(found, Encoded)
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
 def test_too_short_and_too_long_recordings_are_skipped(tmp_path: Path) -> None:
     clips = [clip_of(tmp_path / f"{number}.wav", number) for number in (1, 5, 9)]
     found = [encode_clip(LoudnessCodec(), clip, Reading(0.02, 0.08)) for clip in clips]
@@ -50,11 +67,20 @@ def test_the_peak_is_that_of_the_parameter(tmp_path: Path) -> None:
 
     assert [loudest(quiet, peak) for peak in (0.0, 0.51, 1.0)] == [0, 8, 15]
     assert loudest(silent, 0.9) == 0
+    faint = np.full(4 * FRAME, 1e-41, np.float32)  # so faint that float32 cannot hold the scale
+    assert loudest(Clip(write(tmp_path / "faint.wav", faint, subtype="FLOAT")), 0.9) == 0
 
 
 def test_what_the_codec_cannot_take_is_an_error_of_the_recording(tmp_path: Path) -> None:
     refused = encode_clip(LoudnessCodec(), clip_of(tmp_path / "13.wav", 13), Reading())
     short = encode_clip(LoudnessCodec(), clip_of(tmp_path / "short.wav", 0.5), Reading())
-    assert isinstance(refused, Failed) and refused.reason == "the codec cannot take 13 frames"
+    assert isinstance(refused, Failed) and refused.reason.endswith("13.wav: the codec cannot take 13 frames")
     assert isinstance(short, Failed) and "80 samples are too short for a frame of the codec" in short.reason
     assert np.array_equal(LoudnessCodec().decode(np.array([[8]])), np.full(FRAME, 0.5, np.float32))
+
+
+def test_a_missing_package_is_no_error_of_each_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clip = clip_of(tmp_path / "a.wav", 4)
+    monkeypatch.setitem(sys.modules, "soundfile", None)
+    with pytest.raises(DataError, match="install soundfile"):
+        encode_clip(LoudnessCodec(), clip, Reading())

@@ -17,11 +17,12 @@ from erniekit.cli import main
 from erniekit.config import Config
 from erniekit.data.media.code_shard_reader import read_shards
 from erniekit.data.media.code_shards import CodedRecording
-from erniekit.errors import ConfigurationError, DataError
+from erniekit.errors import ConfigurationError, DataError, ModelFileError
 from erniekit.runners.codes import write_codes
 from tests.codecs.codec_cases import write_codec
 from tests.config.samples import load, problems
 from tests.data.media.sounds import RATE, noise, tone, write
+from tests.log_capture import captured_log
 
 ROOT = Path(__file__).parents[2]
 SMALL = {"codec": "kmeans", "codebook_size": 4, "codec_fit_seconds": 2.0}
@@ -97,6 +98,26 @@ def test_the_features_of_units(encode: Any, tmp_path: Path) -> None:
     assert rates[0] != rates[1]
 
 
+@pytest.mark.proves("codec_centroids")
+def test_centroids_of_others(encode: Any, tmp_path: Path) -> None:
+    """The first centroid is far away from every frame, so no code is 0, and all are below 6."""
+    from tests.codecs.test_hubert import PLAIN, tiny
+
+    tiny(tmp_path / "hubert", PLAIN)
+    values = SMALL | {"codec_features": tmp_path / "hubert", "codec_layer": 2, "device": "cpu"}
+    size = json.loads((tmp_path / "hubert/config.json").read_text(encoding="utf-8"))["hidden_size"]
+    centroids = np.random.default_rng(0).standard_normal((6, size))
+    centroids[0] = 1e6
+    np.save(tmp_path / "of_others.npy", centroids)
+    found, output = encode("out", **values | {"codec_centroids": tmp_path / "of_others.npy"})
+    units = np.concatenate([codes[0] for codes in found.values()])
+    assert units.min() > 0 and units.max() < 6 and len(set(units.tolist())) > 1
+    assert json.loads((output / "codes.json").read_text(encoding="utf-8"))["codebook_size"] == 6
+    np.save(tmp_path / "narrow.npy", centroids[:, :-1])
+    with pytest.raises(ModelFileError, match="fitted on other features"):
+        encode("wrong", **values | {"codec_centroids": tmp_path / "narrow.npy"})
+
+
 def test_neural_codecs_are_opened_from_their_folders(encode: Any, tmp_path: Path) -> None:
     folder = write_codec(tmp_path / "encodec", "encodec", 0)
     found, output = encode("out", codec=folder, codec_levels=3, device="cpu")
@@ -109,26 +130,29 @@ def test_neural_codecs_are_opened_from_their_folders(encode: Any, tmp_path: Path
 
 @pytest.mark.slow
 @pytest.mark.proves("codes_workers")
-def test_any_number_of_processes_writes_the_same_and_kill_9_loses_nothing(data: Path, tmp_path: Path) -> None:
-    """The real thing: processes that are killed after their first shard, with another number of workers afterwards."""
+def test_any_number_of_processes_writes_the_same_and_kill_9_loses_nothing(
+    data: Path, tmp_path: Path, encode: Any
+) -> None:
+    """The real thing: processes that are killed after their first shard, and what this process writes by itself."""
     empty = tmp_path / "empty.yaml"
     empty.write_text("seed: 42\n", encoding="utf-8")
 
-    def command(name: str, workers: int) -> list[str]:
-        values = {"codec": "residual_kmeans", "codebook_size": 5, "codec_fit_seconds": 1, "codes_workers": workers}
-        return [sys.executable, "-m", "erniekit", "codes", str(empty), *words(data, tmp_path / name, **values)]
-
-    whole = subprocess.run(command("whole", 1), cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "1 process\n" in whole.stdout and "x real time" in whole.stdout
-    with subprocess.Popen(command("killed", 2), cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+    # a recording in a shard: then the other seven are far from done when the first one is told
+    values = {"codec": "residual_kmeans", "codebook_size": 5, "codec_fit_seconds": 1, "samples_per_shard": 1}
+    own = words(data, tmp_path / "killed", **values, codes_workers=2)
+    command = [sys.executable, "-m", "erniekit", "codes", str(empty), *own]
+    with captured_log() as told:
+        encode("whole", **values, codes_workers=1)
+    assert any(line.endswith(" 1 process") for line in told) and "x real time" in "".join(told)
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         said = []
         for line in process.stdout:  # to its end: the workers have closed it, too
             said.append(line)
-            if line.startswith("block 1 of 3"):
+            if line.startswith("block 1 of 8"):
                 os.kill(process.pid, signal.SIGKILL)
     assert any("2 processes" in line for line in said) and process.returncode == -signal.SIGKILL
-    again = subprocess.run(command("killed", 2), cwd=ROOT, capture_output=True, text=True, check=True)
+    again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert "continuing: " in again.stdout and "fitted already" in again.stdout
     for path in (tmp_path / "whole").rglob("*"):
         other = tmp_path / "killed" / path.relative_to(tmp_path / "whole")

@@ -7,6 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from erniekit.build.data import training_sources
 from erniekit.config import Config
 from erniekit.data.collate import collate
 from erniekit.data.conversation import Source
@@ -205,3 +206,14 @@ def test_a_long_pack_is_cut_and_a_long_dialogue_is_dropped_or_refused(tokenizer,
 def test_a_record_without_targets_trains_nothing(tokenizer, tmp_path):
     dataset = opened(written(tmp_path, "5 6|5 -100", "5 6|5 6"), tokenizer, tmp_path)
     assert len(dataset) == 1 and dataset.report.sources[0].skipped == 1
+
+
+def test_a_text_of_numbers_is_read_as_such_and_told(tmp_path, caplog):
+    path = written(tmp_path, "1 2 3 4 5 6 7 8 9 10 11", "7 8 9 10 11 12 13 14 15 16")
+    values = {"stage": "PT", "output_dir": "o", "model_name_or_path": "m", "train_dataset_path": str(path)}
+    with caplog.at_level("WARNING", "erniekit"):
+        (source,) = training_sources(Config.from_mapping(values))
+        assert source.kind == "text" and "write train_dataset_type: token_ids" in caplog.text
+        caplog.clear()
+        training_sources(Config.from_mapping({**values, "train_dataset_type": "token_ids"}))
+    assert not caplog.text

@@ -108,6 +108,7 @@ def test_an_answer_without_a_trained_part_is_not_trained():
         ([{"units": [1], "text": "a"}], "a", "messages[0].content[0]: expected units, audio or text, each in a part"),
         ([{"type": "text", "text": "a", "units": [1]}], "a", "got units and text in one"),
         ([{"type": "units"}], "a", "parts of type text, audio or units"),
+        ([{"units": [1], "text": "b"}], "a", "one of units, audio and text in a part, got units and text"),
         ([{"units": [1], "train": False}], "a", "`train` in the assistant's messages only"),
         ("q", [{"text": "a", "train": 2}], "messages[1].content[0].train: expected 0 or 1, got 2"),
         ("q", [{"audio": "a.wav"}], "recordings in messages of the user only"),

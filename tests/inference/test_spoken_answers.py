@@ -7,10 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from erniekit.data.conversation import Source
 from erniekit.data.templates.ernie import chat_template
 from erniekit.data.templates.transcription import Speech
 from erniekit.data.tokenizers.tokenizer import load_tokenizer
 from erniekit.inference import engine
+from erniekit.inference.answer_eval import _select_eval_prompts
 from erniekit.inference.engine import ChatModel, trained_speech
 from erniekit.inference.prompts import read_prompts
 from erniekit.inference.sampling import Sampling
@@ -83,3 +85,12 @@ def test_a_trained_folder_says_how_its_dialogues_were(tmp_path):
     assert trained_speech(tmp_path) == Speech()
     (tmp_path / "training_config.yaml").write_text("dialogue_template: spoken\nunit_token: <u{}>\n")
     assert trained_speech(tmp_path) == Speech("<u{}>", dialogue_template="spoken")
+
+
+@pytest.mark.parametrize(("speech", "expected"), [(Speech(), "six<|unit3|>"), (SPOKEN, "six<|correspond|><|unit3|>")])
+def test_answers_are_compared_with_what_the_template_trains(tmp_path, speech, expected):
+    record = {"messages": [{"role": "user", "content": [{"units": [1, 2]}, {"text": "?"}]},
+                           {"role": "assistant", "content": [{"text": "six"}, {"units": [3]}]}]}  # fmt: skip
+    (tmp_path / "data.jsonl").write_text(json.dumps(record))
+    (prompt,) = _select_eval_prompts(Source(tmp_path / "data.jsonl", "messages"), -1, speech)
+    assert prompt.expected == expected

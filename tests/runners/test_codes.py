@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from erniekit.cli import main
 from erniekit.codecs.workers import Reading, Result, encode_clip
 from erniekit.config import Config
 from erniekit.data.media.clip import Clip
@@ -184,17 +187,25 @@ def test_a_command_that_is_killed_anywhere_goes_on_to_the_same_files(
     assert out.pop("data.lst", b"") == index and out == whole
 
 
-def test_a_command_goes_on_behind_the_last_complete_shard(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+ENCODE = LoudnessCodec.encode
+
+
+def stop_at_codes(monkeypatch: pytest.MonkeyPatch, number: int) -> list[str]:
+    """Stop where the codec encodes for the nth time; return the frames of what it was given so far."""
     encoded: list[str] = []
-    encode = LoudnessCodec.encode
 
     def counted(self: LoudnessCodec, sound: np.ndarray) -> np.ndarray:
         encoded.append(str(len(sound) // FRAME))
-        if len(encoded) == 4:
+        if len(encoded) == number:
             raise KeyboardInterrupt
-        return encode(self, sound)
+        return ENCODE(self, sound)
 
     monkeypatch.setattr(LoudnessCodec, "encode", counted)
+    return encoded
+
+
+def test_a_command_goes_on_behind_the_last_complete_shard(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded = stop_at_codes(monkeypatch, 4)
     values = {"samples_per_shard": 2, "random_shuffle": False}
     with pytest.raises(KeyboardInterrupt):
         write_codes(config_of(data, **values))
@@ -220,12 +231,70 @@ def test_codes_of_another_request_are_protected(data: Path) -> None:
     assert files(data / "out")["codes.json"] != before["codes.json"]
 
 
-def test_files_of_others_are_protected(data: Path) -> None:
+@pytest.mark.parametrize("name", ["data.lst", "skipped.jsonl", "errors.jsonl", "units.jsonl"])
+def test_files_of_others_are_protected(data: Path, name: str) -> None:
     (data / "out").mkdir()
-    (data / "out/data.lst").write_text("mine", encoding="utf-8")
-    with pytest.raises(ConfigurationError, match=r"has data\.lst already, without codes\.json"):
+    (data / "out" / name).write_text("mine", encoding="utf-8")
+    with pytest.raises(ConfigurationError, match=rf"has {name} already, without codes\.json"):
         write_codes(config_of(data))
-    assert (data / "out/data.lst").read_text(encoding="utf-8") == "mine"
+    assert (data / "out" / name).read_text(encoding="utf-8") == "mine"
+
+
+def change_codec(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on the folder has another codec, that gives other codes."""
+    opener = lambda *_: lambda: LoudnessCodec(codebook_size=17, fingerprint="another")  # noqa: E731
+    monkeypatch.setattr("erniekit.runners.codes.codec_opener", opener)
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_codes_of_another_codec_are_protected(data: Path, monkeypatch: pytest.MonkeyPatch, ended: bool) -> None:
+    write_codes(config_of(data, samples_per_shard=2))
+    before = files(data / "out")
+    if not ended:
+        write_codes(config_of(data, output_dir=str(data / "cut"), samples_per_shard=2))
+        stop_at_codes(monkeypatch, 3)
+        with pytest.raises(KeyboardInterrupt):
+            write_codes(config_of(data, samples_per_shard=2, overwrite_output_dir=True))
+        monkeypatch.setattr(LoudnessCodec, "encode", ENCODE)
+    change_codec(monkeypatch)
+    with pytest.raises(ConfigurationError, match="made with another codec "):
+        write_codes(config_of(data, samples_per_shard=2))
+    write_codes(config_of(data, samples_per_shard=2, overwrite_output_dir=True))
+    assert json.loads(files(data / "out")["codes.json"])["fingerprint"] == "another"
+    assert coded(data / "out").keys() == {"r1", "r2", "r3", "r4", "r5"} and files(data / "out").keys() == before.keys()
+
+
+def test_a_removal_that_is_killed_anywhere_goes_on(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_codes(config_of(data, output_dir=str(data / "whole"), audio_peak=0.5))
+    for step in range(6):
+        write_codes(config_of(data, samples_per_shard=2, overwrite_output_dir=True))
+        with monkeypatch.context() as patched:
+            kill_at_removal(patched, step)
+            with suppress(Killed):
+                write_codes(config_of(data, audio_peak=0.5, overwrite_output_dir=True))
+                assert step >= 3
+        write_codes(config_of(data, audio_peak=0.5, overwrite_output_dir=True))
+        whole, out = files(data / "whole"), files(data / "out")
+        assert whole.keys() == out.keys()
+        assert all(whole[name] == out[name] for name in whole if name != "data.lst")
+
+
+def kill_at_removal(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    left = step
+    unlink, rmtree = Path.unlink, shutil.rmtree
+
+    def counted(real: Callable[..., None]) -> Callable[..., None]:
+        def removed(*values: Any, **options: Any) -> None:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise Killed
+            real(*values, **options)
+
+        return removed
+
+    monkeypatch.setattr(Path, "unlink", counted(unlink))
+    monkeypatch.setattr(shutil, "rmtree", counted(rmtree))
 
 
 def test_two_commands_do_not_write_into_one_folder(data: Path) -> None:
@@ -290,5 +359,84 @@ def test_damaged_shards_are_told_and_the_rest_is_decoded(data: Path) -> None:
     tar.write_bytes(tar.read_bytes()[:600])
     with captured_log() as logged:
         assert decode_codes(data / "out", data / "wav") == 3
+    assert decode_codes(data / "out/audios/shard-000000.tar", data / "one") == 0
+    assert [path.stem for path in (data / "one").iterdir()] == ["r1"]
     assert sorted(path.stem for path in (data / "wav").iterdir()) == ["r1", "r3", "r4", "r5"]
     assert sum("error: " in line and "shard-000001" in line for line in logged) == 3
+
+
+@pytest.mark.parametrize("form", ["shards", "jsonl"])
+def test_sound_of_parts_and_of_what_is_not_complete(data: Path, form: str) -> None:
+    """Of three parts one has no recording, and one has not been made."""
+    values = {"codes_format": form, "codec_levels": 1, "random_shuffle": False}
+    for part in ("1/3", "3/3"):
+        write_codes(config_of(data, codes_part=part, duration_range="0.015,1", **values))
+    facts = data / "out/part-1-of-3/codes.json"
+    facts.write_text(facts.read_text(encoding="utf-8").replace('"complete": true', '"complete": false'))
+    with captured_log() as logged:
+        assert decode_codes(data / "out", data / "wav") == 0
+    assert sorted(path.name for path in (data / "wav").iterdir()) == ["r3.wav", "r4.wav"]
+    assert any("part-1-of-3: these codes are not complete yet" in line for line in logged)
+    for part in ("1/9", "9/9"):
+        write_codes(config_of(data, output_dir=str(data / "few"), codes_part=part, **values))
+    assert decode_codes(data / "few", data / "few/wav") == 0
+    assert [path.name for path in (data / "few/wav").iterdir()] == ["r1.wav"]
+
+
+def test_damaged_units_are_told_and_the_rest_is_decoded(data: Path) -> None:
+    write_codes(config_of(data, codes_format="jsonl", codec_levels=1))
+    units = data / "out/units.jsonl"
+    with units.open("a", encoding="utf-8") as file:
+        for record in (
+            {"id": "r1", "units": [1]}, {"id": "", "units": [1]}, {"id": "a", "units": [10**30]}, ["b"],
+            {"id": "c", "units": [True]}, {"id": "e", "units": []},
+            {"id": "f" * 300, "units": [1]},
+        ):  # fmt: skip
+            file.write(json.dumps(record) + "\n")
+    with captured_log() as logged:
+        assert decode_codes(data / "out", data / "wav") == 7
+    assert sorted(path.stem for path in (data / "wav").iterdir()) == [f"r{n}" for n in range(1, 6)]
+    told = [line for line in logged if line.startswith("error: ")]
+    expected = [
+        "r1: expected a key that no other recording has", ".jsonl:7: id: expected a text", "units: expected a list",
+        ".jsonl:9: id: expected a text", "units: expected a list", "units: expected a list", "at most 200 bytes",
+    ]  # fmt: skip
+    assert len(told) == 7 and all(part in line for part, line in zip(expected, told, strict=True)), told
+
+
+def test_a_codec_is_fitted_on_no_recording(data: Path) -> None:
+    values = {"codec": "residual_kmeans", "codebook_size": 4}
+    with pytest.raises(DataError, match=r"one of 6: .*data\.jsonl:\d: .* seconds, outside of duration_range"):
+        write_codes(config_of(data, duration_range="9,10", **values))
+    for number in range(1, 6):
+        (data / f"data/{number}.wav").write_bytes(b"no sound")
+    with pytest.raises(DataError, match=r"no recording to fit a codec on; one of 6: .*wav: expected a recording in a"):
+        write_codes(config_of(data, **values))
+    assert sorted(path.name for path in (data / "out").iterdir()) == [".encoding"]
+
+
+def test_fitting_leaves_nothing_else_in_a_complete_folder(data: Path) -> None:
+    values = {"codec": "residual_kmeans", "codebook_size": 4, "samples_per_shard": 2}
+    write_codes(config_of(data, **values), fits_only=True)
+    assert [path.name for path in (data / "out").iterdir()] == ["codec"]
+    write_codes(config_of(data, output_dir=str(data / "codes"), codec=str(data / "out/codec"), samples_per_shard=2))
+    write_codes(config_of(data, output_dir=str(data / "codes"), **values, overwrite_output_dir=True), fits_only=True)
+    assert not (data / "codes/.encoding").exists() and (data / "codes/codes.json").exists()
+
+
+@pytest.mark.parametrize("arguments", [["codes"], ["codes", "--decode"]])
+def test_a_folder_that_cannot_be_written_is_told(
+    data: Path, arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_codes(config_of(data))
+    (data / "file").touch()
+    (data / "codes.json").write_text(
+        json.dumps({"train_dataset_path": str(data / "data/data.jsonl"), "codec": str(data / "loudness")})
+    )
+    place = str(data / "file")
+    if arguments == ["codes"]:
+        arguments = ["codes", str(data / "codes.json"), f"output_dir={place}"]
+    else:
+        arguments = [*arguments, str(data / "out"), "--output", place]
+    assert main(arguments) == 2
+    assert f"error: {place}: cannot be written: File exists" in capsys.readouterr().err

@@ -53,6 +53,14 @@ class CodesParameters:
         needs=when("codec", "kmeans"),
         example=9,
     )
+    codec_centroids: str = parameter(
+        "",
+        "A file of centroids that others have fitted on these features, [codes, size of the features]: `.npy`, or "
+        "`.safetensors` with one matrix. `kmeans` then fits nothing. The units of published speech models come so.",
+        kind=PATH,
+        needs=when("codec", "kmeans"),
+        example="models/kmeans_10k.npy",
+    )
     codebook_size: int = parameter(
         256,
         "The number of codes in a codebook that is fitted, that is of clusters of k-means. A codec that is there has "
@@ -154,14 +162,14 @@ def durations_are_two_numbers(builder: ConfigBuilder) -> None:
         builder.problem("duration_range", "is not a shortest and a longest duration", "write for example `1.0,30.0`")
 
 
-@rule("codes_part", "codec", verbs=("codes",))
+@rule("codes_part", "codec", "codec_centroids", verbs=("codes",))
 def parts_share_a_codec(builder: ConfigBuilder) -> None:
     """`codes_part` is `K/N` with K from 1 to N; with more than one part the codec is one that is fitted already."""
     text, codec = builder["codes_part"], builder["codec"]
     found = _PART.fullmatch(text)
     if found is None or int(found[1]) > int(found[2]):
         builder.problem("codes_part", f"{text!r} is no part K/N with K from 1 to N", "write for example `1/4`")
-    elif int(found[2]) > 1 and codec in FITTED:
+    elif int(found[2]) > 1 and codec in FITTED and not builder["codec_centroids"]:
         what = f"every machine would fit a {codec} of its own, whose codes mean something else"
         builder.problem("codes_part", what, "fit one with `erniekit codes CONFIG --fit`, and write its folder as codec")
 
@@ -185,6 +193,14 @@ def layers_are_of_a_model(builder: ConfigBuilder) -> None:
         builder.no_effect("codec_layer", "because codec_features is log_mel")
 
 
+@rule("codec_centroids", "codec", "codebook_size", "codec_fit_seconds", verbs=("codes",))
+def centroids_are_not_fitted(builder: ConfigBuilder) -> None:
+    """`codebook_size` and `codec_fit_seconds` have no effect beside `codec_centroids`."""
+    for name in ("codebook_size", "codec_fit_seconds"):
+        if builder["codec"] == "kmeans" and builder["codec_centroids"] and builder.differs(name):
+            builder.no_effect(name, "because codec_centroids has the clusters")
+
+
 @rule("codes_format", "random_shuffle", verbs=("codes",))
 def units_keep_their_order(builder: ConfigBuilder) -> None:
     """`random_shuffle` mixes what is in shards; `codes_format: jsonl` keeps the order of the data."""
@@ -205,6 +221,7 @@ SECTION = section(
         parts_share_a_codec,
         units_have_one_level,
         layers_are_of_a_model,
+        centroids_are_not_fitted,
         units_keep_their_order,
     ),
 )

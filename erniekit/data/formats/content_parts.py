@@ -51,6 +51,9 @@ def parse_content_parts(value: object, name: str, *, trains: bool = False) -> Co
     for number, part in enumerate(value):
         place = f"{name}[{number}]"
         kind = _kind(part)
+        held = [field for field in _UNTYPED if isinstance(part, dict) and part.get(field) is not None]
+        if len(held) > 1 and (UNITS in held or "type" not in part):
+            raise MalformedError(place, "one of units, audio and text in a part", " and ".join(held))
         trained = _trained(part, place, trains) if isinstance(part, dict) else True
         if isinstance(part, dict) and UNITS in part:
             _refuse_other_contents(part, place)

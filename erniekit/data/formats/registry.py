@@ -51,6 +51,7 @@ from erniekit.data.formats.token_ids import (
     LABELS,
     TOKEN_IDS,
     begins_with_id,
+    is_line_of_ids,
     is_token_ids,
     parse_token_ids,
     with_empty_lines,
@@ -288,6 +289,12 @@ def recognise(path: str | Path, kind: str) -> str | RecordProblem:
         got = f"the fields {', '.join(field_name(name) for name in names[:8])}, which no format has"
         return RecordProblem(str(path), 0, "format", f"records of one of the formats {known}", got)
     return kind
+
+
+def looks_like_ids(path: str | Path) -> bool:
+    """Return whether the first lines of a text file hold nothing but whole numbers, many of them."""
+    values = [value for _, value in islice(_readable(path), RECOGNISED_RECORDS)]
+    return bool(values) and all(isinstance(value, dict) and is_line_of_ids(value) for value in values)
 
 
 def _one_stage_reads(form: Format, other: Format) -> bool:

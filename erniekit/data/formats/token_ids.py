@@ -55,6 +55,13 @@ def begins_with_id(record: dict) -> bool:
     return record.keys() == {"text"} and isinstance(text, str) and text.lstrip()[:1].isdecimal()
 
 
+def is_line_of_ids(record: dict) -> bool:
+    """Return whether a record is a line of many whole numbers, which may be ids or a text."""
+    text = record.get("text")
+    many = record.keys() == {"text"} and isinstance(text, str) and text.count(" ") >= _FEWEST
+    return many and _IDS.fullmatch(str(text)) is not None
+
+
 def parse_token_ids(record: dict) -> TokenIds:
     """Return the sample of a record.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import sys
 import tarfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
@@ -213,6 +214,9 @@ def _read_members(path: Path) -> Iterator[tuple[str, bytes] | ShardProblem]:
                 tar.members = []  # type: ignore[attr-defined]  # the list would grow with the file
                 if member.isdir():
                     continue
+                if member.size < 0:  # `tarfile` would go back and read the same members for ever
+                    yield ShardProblem(path, member.name[:100], "a size from 0", f"{member.size:,}: a damaged header")
+                    return
                 if member.offset_data + member.size > size:
                     held = max(0, size - member.offset_data)
                     got = f"{held:,}: the file is cut short"
@@ -262,7 +266,7 @@ def _codes_of(content: bytes, levels: int | None, codebook_size: int | None) -> 
         return "an array in NumPy's format", _reason(error)
     if kind.hasobject or kind.kind not in "iu":
         return "integers", "Python objects, which are not loaded" if kind.hasobject else str(kind)[:60]
-    if len(shape) != 2 or not all(shape):
+    if len(shape) != 2 or min(shape) < 1:
         return "an array [levels, frames]", f"one of shape {list(shape)}"
     size, held = shape[0] * shape[1] * kind.itemsize, len(content) - file.tell()
     if held != size:
@@ -280,8 +284,11 @@ def _codes_of(content: bytes, levels: int | None, codebook_size: int | None) -> 
 
 
 def _duration(record: Mapping[str, Any]) -> float:
+    """Return the seconds that a record says; 0 if it says none, or what cannot be the length of a recording."""
     value = record.get("audio_duration")
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else 0.0
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return 0.0
+    return float(value) if 0 <= value <= sys.float_info.max else 0.0
 
 
 def _reason(error: Exception) -> str:

@@ -119,7 +119,7 @@ def write_index(path: Path, shards: Iterable[Shard]) -> None:
     write_whole(path, "".join(lines).encode())
 
 
-def write_whole(path: Path, content: bytes) -> None:
+def write_whole(path: Path, content: bytes | memoryview) -> None:
     """Write a file, complete or not at all."""
     temp_path = _partial(path)
     with open(temp_path, "wb") as file:

@@ -17,6 +17,7 @@ FORMAT = 1
 _KINDS: dict[str, type | tuple[type, ...]] = {
     "codec": str, "fingerprint": str, "sampling_rate": int, "frame_rate": (int, float), "levels": int,
     "codebook_size": int, "request": dict, "complete": bool, "recordings": int, "seconds": (int, float),
+    "errors": int, "skipped": int,
 }  # fmt: skip
 
 

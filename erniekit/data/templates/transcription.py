@@ -59,6 +59,11 @@ class Speech:
     dialogue_template: str = "model"
 
     @property
+    def between(self) -> str:
+        """What the template writes between the text of an answer and its units."""
+        return "" if self.dialogue_template == "model" else self.correspond_token
+
+    @property
     def key(self) -> str:
         """What a template's fingerprint has of it: nothing, where everything has its default."""
         return "" if self == DEFAULT_SPEECH else f" {self.dialogue_template} {self.unit_token} {self.correspond_token}"

@@ -32,7 +32,8 @@ def peft_row_tensors(new_rows: Mapping[str, np.ndarray]) -> dict[str, np.ndarray
 
 
 def is_row_tensor(name: str) -> bool:
-    """Return whether a tensor of a file of adapters belongs to an embedding or a head."""
+    """Return whether a tensor of a file of adapters belongs to an embedding or a head; where the adapters name no new
+    tokens, it is one that cannot be used."""
     return ".token_adapter." in name or name.endswith((f"{_INPUT}.weight", "lm_head.weight"))
 
 

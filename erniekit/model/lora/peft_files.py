@@ -102,7 +102,8 @@ def read_adapters(folder: Path | str, model_config: ModelConfig) -> StoredAdapte
     settings = _without_missing_mtp(settings, file, is_mtp_weight)
     new_rows = read_new_rows(folder, file, model_config)
     first_new = model_config.vocabulary.first if model_config.vocabulary else 0
-    factors = _read_factors(file, folder, settings, linears, is_mtp_weight)
+    rest = [name for name in file.names() if not (new_rows and is_row_tensor(name))]
+    factors = _read_factors(file, rest, folder, settings, linears, is_mtp_weight)
     own = _own_metadata(file)
     if own is None:
         return StoredAdapters(settings, factors, new_rows=new_rows, first_new=first_new)
@@ -172,12 +173,13 @@ def _without_missing_mtp(
 
 def _read_factors(
     file: SafetensorsFile,
+    stored_names: Sequence[str],
     folder: Path,
     settings: LoraSettings,
     linears: Mapping[str, tuple[int, int]],
     is_mtp_weight: Callable[[str], bool],
 ) -> dict[str, Factors]:
-    names = {_own_name(name): name for name in file.names() if not is_row_tensor(name)}
+    names = {_own_name(name): name for name in stored_names}
     expected = expected_shapes(settings, linears)
     problems = [] if expected else ["target_modules names no linear layer of the model"]
     problems += [f"{name}: missing" for name in expected if name not in names]

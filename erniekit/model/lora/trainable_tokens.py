@@ -32,6 +32,8 @@ def adapter_vocabulary(folder: Path | str, config: ModelConfig) -> GrownVocabula
     ids = trainable_token_ids(path)
     if not ids:
         return None
+    if ids[0] == 0:
+        raise ModelFileError(f"{path}: {IDS_KEY}: begins at id 0, so it trains tokens of the base model, not new ones")
     if ids[0] > config.vocab_size:
         raise ModelFileError(
             f"{path}: {IDS_KEY}: the first id, {ids[0]:,}, does not follow on the {config.vocab_size:,} rows of "

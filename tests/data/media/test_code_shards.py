@@ -116,6 +116,7 @@ RECORD = {"id": "a"}
         ([("a.npy", npy(np.zeros((2, 0), np.int16)))], [RECORD], ["got one of shape [2, 0]"]),
         ([("a.npy", npy(np.array([[0, 256]])))], [RECORD], ["from 0 and below 256, got 256 (level 0, frame 1)"]),
         ([("a.npy", npy(np.array([[3], [-1]])))], [RECORD], ["below 256, got -1 (level 1, frame 0)"]),
+        ([("a.npy", ARRAY.replace(b"(2, 3), }  ", b"(-2, -3), }"))], [RECORD], ["got one of shape [-2, -3]"]),
         ([("a.npy", ARRAY[:-2])], [RECORD], ["expected 12 bytes of [2, 3] codes, got 10"]),
         ([("a.npy", b"\x93NUMPY")], [RECORD], ["a.npy: expected an array in NumPy's format"]),
         ([("a.npy", ARRAY.replace(b"(2, 3)", b"(9**9"))], [RECORD], ["expected an array in NumPy's format"]),
@@ -164,6 +165,14 @@ def without_its_end(content: bytes) -> bytes:
     return content[:2048]
 
 
+def with_a_negative_size(content: bytes) -> bytes:
+    header = bytearray(content[1024:1536])
+    header[124:136] = (-512).to_bytes(12, "big", signed=True)  # which leads back to the header itself
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    return content[:1024] + header + content[1536:]
+
+
 def with_a_damaged_header(content: bytes) -> bytes:
     return content[:1024] + b"x" * 512 + content[1536:]
 
@@ -175,10 +184,11 @@ def with_a_damaged_header(content: bytes) -> bytes:
         (cut_between_members, ["nothing: the file is cut short at byte 1,024", "line 2: expected b.npy in"]),
         (without_its_end, ["nothing: the file is cut short at byte 2,048"]),
         (with_a_damaged_header, ["a damaged header at byte 1,024", "line 2: expected b.npy in"]),
+        (with_a_negative_size, ["b.npy: expected a size from 0, got -512: a damaged", "line 2: expected b.npy in"]),
         (lambda content: b"", ["expected a whole tar file", "line 1: ", "line 2: "]),
         (lambda content: b"x" * 2048, ["expected a whole tar file", "line 1: ", "line 2: "]),
     ],
-    ids=["cut", "cut between members", "without its end", "damaged header", "empty", "no tar"],
+    ids=["cut", "cut between members", "without its end", "damaged header", "negative size", "empty", "no tar"],
 )
 def test_damaged_tar_files_are_told_and_what_is_whole_is_read(
     tmp_path: Path, damage: Callable[[bytes], bytes], said: list[str]
@@ -219,6 +229,14 @@ def test_an_index_that_does_not_fit_is_told(tmp_path: Path, line: str, said: str
     index.write_text(line.format(tar=shard.tar, records=shard.records) + "\n", encoding="utf-8")
     (found,) = (str(item) for item in read_shards(index) if isinstance(item, ShardProblem))
     assert said in found
+
+
+@pytest.mark.parametrize("duration", [10**400, -1, "1", None])
+def test_a_duration_that_is_none_counts_as_unknown(tmp_path: Path, duration: object) -> None:
+    shard = of_others(tmp_path, [("a.npy", ARRAY)], [{"id": "a", "audio_duration": duration}])
+    (tmp_path / "data.lst").write_text(f"{shard.tar} {shard.records} 1 9.240\n", encoding="utf-8")
+    (item,) = read_shards(tmp_path)
+    assert isinstance(item, CodedRecording)
 
 
 def test_a_key_of_two_shards_is_told(tmp_path: Path) -> None:

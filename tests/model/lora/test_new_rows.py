@@ -7,6 +7,7 @@ import json
 import numpy as np
 import paddle
 import pytest
+from safetensors.numpy import save_file
 
 from erniekit.errors import ModelFileError
 from erniekit.model import head as head_module
@@ -199,6 +200,7 @@ def test_other_new_tokens_are_refused(base, tmp_path):
         ([53, "54"], "lists of token ids"),
         ("all", "lists of token ids"),
         ([54, 55], "does not follow on the 53 rows"),
+        ([0, 1], "trains tokens of the base model"),
     ],
 )
 def test_other_ids_of_peft_are_refused(base, ids, words, tmp_path):
@@ -207,6 +209,18 @@ def test_other_ids_of_peft_are_refused(base, ids, words, tmp_path):
     path.write_text(json.dumps({**json.loads(path.read_text()), "trainable_token_indices": ids}))
     with pytest.raises(ModelFileError, match=words):
         adapter_vocabulary(tmp_path, ModelConfig.from_folder(base))
+
+
+def test_an_embedding_without_new_tokens_is_refused(base, tmp_path):
+    """PEFT writes the whole one where it is trained or was resized; leaving it out would be another model."""
+    save_adapters(build_model(ModelConfig.from_folder(base), base, lora=SETTINGS["LoRA"]), tmp_path, str(base))
+    path = tmp_path / "adapter_model.safetensors"
+    file = SafetensorsFile(path)
+    values = {name: file.read(name) for name in file.names()}
+    values["base_model.model.model.embed_tokens.weight"] = np.zeros((53, 16), np.float32)
+    save_file(values, path)
+    with pytest.raises(ModelFileError, match=r"model\.embed_tokens\.weight: not an adapter of a linear layer"):
+        read_adapters(tmp_path, ModelConfig.from_folder(base))
 
 
 @pytest.mark.parametrize("first", [0, 3, 29, 32, 33, 63])
