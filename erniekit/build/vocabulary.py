@@ -119,19 +119,21 @@ def refuse_other_tokens(config: Config, model: Path, folder: Path, parameter: st
     raise (CheckpointError if resumes else ModelFileError)(
         f"{parameter}: {folder}: the vocabulary there grew in another way than this run asks for\n"
         + "\n".join(lines[:MOST_NAMED] + more)
-        + f"\n  Write {_as_written_by(folder)}{', or choose another output_dir' if resumes else ''}."
+        + f"\n  {_remedy(config, folder)}{', or choose another output_dir' if resumes else ''}."
     )
 
 
-def _as_written_by(folder: Path) -> str:
-    """Return the parameters of the run that wrote a folder, as far as it says what they were."""
+def _remedy(config: Config, folder: Path) -> str:
+    """Return what to write: the parameters of the run that wrote a folder, as far as it says what they were."""
     path = folder / "training_config.yaml"
     stored = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
     names = ("added_tokens", "added_token_ranges")
+    if all(list(stored.get(name) or ()) == list(getattr(config.vocabulary, name)) for name in names):
+        return "The added tokens are the same, so it is another tokenizer: use the model folder of that run as it was"
     lines = [f"{name}: {json.dumps(stored[name], ensure_ascii=False)}" for name in names if stored.get(name)]
     if lines and all(len(line) <= LONGEST_SHOWN for line in lines):
-        return " and ".join(lines)
-    return "added_tokens and added_token_ranges as in the run that wrote that folder"
+        return f"Write {' and '.join(lines)}"
+    return "Write added_tokens and added_token_ranges as in the run that wrote that folder"
 
 
 def _token(number: int | None) -> str:

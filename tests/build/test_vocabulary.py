@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from erniekit.build.model import open_tokenizer, read_model_config
 from erniekit.build.step_count import cache_step_count, cached_step_count
 from erniekit.build.vocabulary import refuse_other_tokens, run_tokenizer_folder
 from erniekit.config import Config
+from erniekit.data.tokenizers.files import TOKENIZER_FILE, read_json
 from erniekit.data.tokenizers.tokenizer import load_tokenizer
 from erniekit.errors import CheckpointError, ModelFileError
 from erniekit.inference.engine import ChatModel
@@ -116,7 +118,11 @@ def test_a_model_with_added_tokens_gets_more(trained: Path, make_config: MakeCon
     assert as_weights_have_it(model, run_tokenizer_folder(config, trained)).vocabulary is None
 
 
-def test_other_tokens_than_those_of_a_checkpoint_are_named(trained: Path, make_config: MakeConfig) -> None:
+def test_other_tokens_than_those_of_a_checkpoint_are_named(
+    trained: Path, make_config: MakeConfig, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    another = tmp_path_factory.mktemp("another-tokenizer")
+
     def refused(kind: type[Exception], parameter: str, **values: Any) -> str:
         config = make_config(**values)
         with pytest.raises(kind) as caught:
@@ -128,6 +134,13 @@ def test_other_tokens_than_those_of_a_checkpoint_are_named(trained: Path, make_c
     other = refused(CheckpointError, "resume_from_checkpoint", added_token_ranges=["<|unit{0..9}|>"])
     assert "'<|continue|>': token 471 there, no token in this run" in other
     assert "'<|unit0|>': token 472 there, token 471 in this run" in other and "- and 8 more" in other
+    assert 'Write added_tokens: ["<|continue|>"] and added_token_ranges: ["<|unit{0..9}|>"], or' in other
+    moved = {**UNITS, "model_name_or_path": str(another)}
+    library = read_json(Path(same.basic.model_name_or_path) / TOKENIZER_FILE)
+    library["model"]["vocab"]["zzq"] = SIZE
+    shutil.copytree(same.basic.model_name_or_path, another, dirs_exist_ok=True)
+    (another / TOKENIZER_FILE).write_text(json.dumps(library))
+    assert "so it is another tokenizer: use the model folder" in refused(ModelFileError, "lora_path", **moved)
     assert "no token in this run" in refused(ModelFileError, "lora_path")
     longer = UNITS | {"added_token_ranges": ["<|unit{0..10}|>"]}
     assert "'<|unit10|>': no token there, token 482" in refused(ModelFileError, "init_from_checkpoint", **longer)
