@@ -51,12 +51,9 @@ def parse_content_parts(value: object, name: str, *, trains: bool = False) -> Co
     for number, part in enumerate(value):
         place = f"{name}[{number}]"
         kind = _kind(part)
-        held = [field for field in _UNTYPED if isinstance(part, dict) and part.get(field) is not None]
-        if len(held) > 1 and (UNITS in held or "type" not in part):
-            raise MalformedError(place, "one of units, audio and text in a part", " and ".join(held))
+        if isinstance(part, dict):
+            _refuse_several_contents(part, place)
         trained = _trained(part, place, trains) if isinstance(part, dict) else True
-        if isinstance(part, dict) and UNITS in part:
-            _refuse_other_contents(part, place)
         if kind == UNITS:
             codes = parse_units(part[UNITS], f"{place}.{UNITS}")
             if not codes:
@@ -87,10 +84,12 @@ def _kind(part: object) -> str | None:
     return kind if kind != UNITS or UNITS in part else None
 
 
-def _refuse_other_contents(part: dict, place: str) -> None:
-    others = [name for name in ("audio", "text", "value") if part.get(name) is not None]
-    if part[UNITS] is not None and others:
-        raise MalformedError(place, "units, audio or text, each in a part of its own", f"units and {others[0]} in one")
+def _refuse_several_contents(part: dict, place: str) -> None:
+    """Raise MalformedError if a part holds more than one thing, of which some would be lost."""
+    held = [field for field in _UNTYPED if part.get(field) is not None]
+    held += ["value"] if UNITS in held and part.get("value") is not None else []
+    if len(held) > 1 and (UNITS in held or "type" not in part):
+        raise MalformedError(place, "one of units, audio and text in a part", " and ".join(held))
 
 
 def _trained(part: dict, place: str, trains: bool) -> bool:
