@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,11 +15,8 @@ from erniekit.build.adapters import base_folder, starts_from_adapters
 from erniekit.build.tokenizer import check_vocabulary, unit_tokens_of
 from erniekit.build.vocabulary import with_added_tokens
 from erniekit.config import Config
-from erniekit.config.parameter import ConfigBuilder
 from erniekit.config.registry import PARAMETERS
-from erniekit.config.sections.codes import FITTED
 from erniekit.data import PLAN_VERSION
-from erniekit.data.formats.table import is_hub_dataset
 from erniekit.data.templates.ernie import Template, chat_template
 from erniekit.data.templates.transcription import DEFAULT_REQUEST, DEFAULT_SPEECH, Request, Speech
 from erniekit.data.tokenizers.extend import declared_ids
@@ -29,7 +25,7 @@ from erniekit.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from erniekit.data.units import ALIGNED_UNITS
 from erniekit.environment import available_memory, is_importable
 from erniekit.errors import ConfigurationError, ModelFileError
-from erniekit.hub.cache import HUBS, chosen_hub, find_local_folder, hub_hint, missing_files
+from erniekit.hub.cache import chosen_hub, find_local_folder, missing_files
 from erniekit.json_files import read_json_object
 from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.lora.folder import ADAPTER_CONFIG_FILE, base_model_of, is_adapter_folder
@@ -45,93 +41,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 GENERATION_CONFIG_FILE = "generation_config.json"
-
-
-def missing_paths(values: Mapping[str, Any] | Config, verb: str) -> Iterator[tuple[str, str]]:
-    """Yield (parameter, what is wrong) for each folder or file that a command would read and that does not exist.
-
-    A model of a hub may be missing, since it can be downloaded, and so may a data set of one.
-    """
-    trains, evaluates = values["do_train"], values["do_eval"]
-    read: dict[str, tuple[str, ...]] = {}
-    by_hub = any(values[hub.parameter] for hub in HUBS)
-    if verb == "codes":
-        read["train_dataset_path"] = values["train_dataset_path"]
-        folders = {"codec": FITTED, "codec_features": ("log_mel",)}
-        read |= {name: (values[name],) for name, words in folders.items() if values[name] not in words and not by_hub}
-        if values["codec"] == "kmeans":
-            read["codec_centroids"] = (values["codec_centroids"],)
-    elif not by_hub:
-        read["model_name_or_path"] = (values["model_name_or_path"],)
-        if values["stage"] == "DPO":
-            read["ref_model_name_or_path"] = (values["ref_model_name_or_path"],)
-    holds_out = verb == "train" and evaluates and values["eval_split"]
-    if trains or verb == "preview" or holds_out:
-        read["train_dataset_path"] = values["train_dataset_path"]
-    if verb == "train" and evaluates and (values["evaluation_strategy"] != "no" or not trains):
-        read["eval_dataset_path"] = values["eval_dataset_path"]
-    if verb == "train":
-        read["init_from_checkpoint"] = (values["init_from_checkpoint"],)
-        if isinstance(values["resume_from_checkpoint"], str):
-            read["resume_from_checkpoint"] = (values["resume_from_checkpoint"],)
-        if values["lora"]:
-            read["lora_path"] = (values["lora_path"],)
-    for name, paths in read.items():
-        for path in filter(None, paths):
-            if os.path.exists(os.path.expanduser(path)) or (name.endswith("dataset_path") and is_hub_dataset(path)):
-                continue
-            inside = "" if path.startswith(("/", "~")) else f" in the current folder, {Path.cwd()}"
-            yield name, f"{path} does not exist{inside}" + hub_hint(path) * (name in ("model_name_or_path", "codec"))
-
-
-def report_missing_paths(builder: ConfigBuilder) -> None:
-    """Add what `missing_paths` finds to the other problems of a configuration, which the user then sees together."""
-    if builder.verb not in ("train", "preview", "codes"):
-        return
-    broken = set(builder.broken)
-    for name, what in missing_paths(builder, builder.verb):
-        if name not in broken:
-            builder.problem(name, what)
-
-
-def check_paths(config: Config) -> None:
-    """Raise ConfigurationError if the run would read a folder or a file that does not exist."""
-    lines = [f"{config.origin(name)}: `{name}`: {what}" for name, what in missing_paths(config, config.verb)]
-    if lines:
-        raise ConfigurationError("\n".join(lines))
-
-
-def check_codec(config: Config) -> None:
-    """Check the folders of `codec` and `codec_features` as far as they are here, and that recordings can be read.
-
-    Raises:
-        UserError: a folder has no `config.json` that names its `model_type`, or a package is missing.
-    """
-    if not is_importable("soundfile"):
-        raise ConfigurationError("to read recordings, install soundfile: pip install 'erniekit[audio]'")
-    section = config.codes
-    named = {"codec": section.codec not in FITTED}
-    named["codec_features"] = section.codec == "kmeans" and section.codec_features != "log_mel"
-    for name in (name for name, is_folder in named.items() if is_folder):
-        folder = find_local_folder(config[name], chosen_hub(config))
-        if folder is None or not folder.exists():  # a hub's that is not here, or `check_paths` says it
-            continue
-        if not (folder / "config.json").is_file():
-            raise ModelFileError(
-                f"{config.origin(name)}: `{name}`: {folder} has no config.json, so it is no folder of a model"
-            )
-        if not isinstance(read_json_object(folder / "config.json").get("model_type"), str):
-            raise ModelFileError(f"{folder / 'config.json'}: model_type: expected the name of a codec, got none")
-
-
-def check_shard_paths(config: Config) -> None:
-    """Raise ConfigurationError if `data.lst`, whose columns are separated by spaces, cannot name the shards."""
-    folder = str(config.output_dir.absolute())
-    if config.codes.codes_format == "shards" and any(character.isspace() for character in folder):
-        raise ConfigurationError(
-            f"{config.origin('output_dir')}: `output_dir`: {folder} contains a space, and the index of shards, "
-            "data.lst, has spaces between its columns; choose another folder"
-        )
 
 
 def read_local_model(config: Config, folder: Path) -> ModelConfig:

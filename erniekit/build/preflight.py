@@ -15,11 +15,8 @@ from typing import Any
 from erniekit.build.adapters import adapter_plan, check_adapters, initial_adapters, refuse_other_checkpoint
 from erniekit.build.checks import (
     answering_folders,
-    check_codec,
-    check_paths,
     check_positions,
     check_scoring_libraries,
-    check_shard_paths,
     check_tokenizer,
     check_trackers,
     check_unit_tokens,
@@ -32,6 +29,7 @@ from erniekit.build.checks import (
     tokenizer_folder,
     with_mtp_layers,
 )
+from erniekit.build.input_paths import check_codec, check_paths, check_shard_paths
 from erniekit.build.layout import partition_layers
 from erniekit.build.notes import expert_parallel_notes, model_notes, pipeline_notes, run_notes
 from erniekit.build.parts import frozen_parts, part_notes

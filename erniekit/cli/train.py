@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from erniekit.build.checks import report_missing_paths
+from erniekit.build.input_paths import report_missing_paths
 from erniekit.cli.ranks import add_rank_options, parse_with_overrides, run_on_ranks
 from erniekit.config import Config
 from erniekit.environment import import_paddle

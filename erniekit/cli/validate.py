@@ -8,7 +8,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from erniekit.build.checks import refuse_packed_data, report_missing_paths
+from erniekit.build.checks import refuse_packed_data
+from erniekit.build.input_paths import report_missing_paths
 from erniekit.build.layout import LayoutPlan, known_model_config, plan_layout
 from erniekit.build.preflight import preflight
 from erniekit.cli.dpo import require_pairs

@@ -77,15 +77,6 @@ def test_what_a_run_does_not_do_needs_no_library(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.proves("eval_split")
-def test_an_evaluation_of_held_out_records_reads_the_training_files() -> None:
-    held_out = {"do_train": False, "do_eval": True, "train_dataset_path": "missing.jsonl"}
-    missing = [name for name, _ in checks.missing_paths(_config(**held_out, eval_split=0.1), "train")]
-    assert "train_dataset_path" in missing
-    others = _config(**held_out, eval_dataset_path="others.jsonl")
-    assert "train_dataset_path" not in [name for name, _ in checks.missing_paths(others, "train")]
-
-
-@pytest.mark.proves("eval_split")
 def test_held_out_records_are_scored_as_those_of_the_training_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "is_importable", lambda name: name != "jiwer")
     transcripts = {"do_eval": True, "eval_answers": 3, "train_dataset_type": "asr"}
