@@ -20,7 +20,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     seen: list[str] = []
 
     def reading(what: str) -> Callable[..., Any]:
-        dataset = SimpleNamespace(report=SimpleNamespace(sources=()), lengths=SimpleNamespace(max=lambda: 9))
+        dataset = SimpleNamespace(report=SimpleNamespace(sources=()), longest=SimpleNamespace(max=lambda: 9))
         return lambda *parts: seen.append(what) or dataset
 
     plan = SimpleNamespace(

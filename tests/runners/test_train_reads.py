@@ -40,7 +40,7 @@ def test_as_many_answers_are_written_as_asked(make_config: MakeConfig, monkeypat
     for count in (0, 3):
         config = make_config(**held_out, eval_answers=count, text_normalizer="english")
         evaluate.build_generation_evaluator(config, None, object(), mesh)  # type: ignore[arg-type]
-    (sources, _, _, count, file, normalizer) = told
+    (sources, _, _, count, file, normalizer, _) = told
     assert count == 3 and normalizer == "english" and str(sources[0].path) == "e.jsonl" and file.name == SAMPLES_FILE
 
 

@@ -48,10 +48,10 @@ def read_together(distributed: int, workers: int, degrees: dict[str, int]) -> di
     samples_read = 0
     sample = dataset.sample
 
-    def counted(index: int) -> Any:
+    def counted(index: int, epoch: int) -> Any:
         nonlocal samples_read
         samples_read += 1
-        return sample(index)
+        return sample(index, epoch)
 
     dataset.sample = counted  # type: ignore[method-assign]
     dp_rank = dp_rank_of(config, mesh)
