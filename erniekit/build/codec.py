@@ -76,9 +76,10 @@ def fit_request(config: Config) -> dict[str, Any]:
     """Return what a fitted codec depends on, beside the recordings."""
     section = config.codes
     names = ["codec", "codebook_size", "codec_fit_seconds", "duration_range", "audio_peak"]
-    names += ["codec_features", "codec_layer"] if section.codec == "kmeans" else ["codec_levels"]
+    makes_units = section.codec == "kmeans"
+    names += ["codec_features", "codec_layer"] if makes_units else ["codec_levels"]
     values = {name: config[name] for name in names} | {"seed": config.training.seed}
-    if section.codec == "kmeans" and section.codec_centroids:
+    if makes_units and section.codec_centroids:
         values["codec_centroids"] = hashlib.sha256(Path(section.codec_centroids).expanduser().read_bytes()).hexdigest()
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 

@@ -97,4 +97,4 @@ def test_the_recorded_vectors_are_what_transformers_computes(tmp_path):
         if key.endswith("facts"):
             assert json.loads(bytes(stored[key])) == json.loads(bytes(now[key]))
         else:
-            np.testing.assert_allclose(stored[key], now[key], atol=2e-6)
+            np.testing.assert_allclose(stored[key], now[key], atol=1e-5)  # torch rounds by the number of its threads

@@ -1,0 +1,51 @@
+"""Of what a fitted codec is told apart from others, and what is fitted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from erniekit.build.codec import fit_codec, fit_request
+from erniekit.config import Config
+
+COMMON = {"codec", "codebook_size", "codec_fit_seconds", "duration_range", "audio_peak", "seed"}
+
+
+def _config(**values: Any) -> Config:
+    return Config.from_mapping({"output_dir": "o", "train_dataset_path": "t.jsonl"} | values, verb="codes")
+
+
+@pytest.mark.proves("codec", "codec_levels")
+def test_levels_are_of_a_residual_codec_and_features_of_units() -> None:
+    residual, units = fit_request(_config(codec_levels=3)), fit_request(_config(codec="kmeans"))
+    assert residual.keys() == COMMON | {"codec_levels"} and residual["codec_levels"] == 3
+    assert units.keys() == COMMON | {"codec_features", "codec_layer"}
+    assert (residual["codec"], units["codec"]) == ("residual_kmeans", "kmeans")
+
+
+@pytest.mark.proves("codec_centroids")
+def test_centroids_are_known_by_their_content(tmp_path: Path) -> None:
+    path = tmp_path / "centroids.npy"
+    found = []
+    for value in (1.0, 2.0, 1.0):
+        np.save(path, np.full((2, 3), value))
+        found.append(fit_request(_config(codec="kmeans", codec_centroids=str(path)))["codec_centroids"])
+    assert found[0] == found[2] != found[1]
+    assert "codec_centroids" not in fit_request(_config(codec="residual_kmeans", codec_centroids=str(path)))
+
+
+@pytest.mark.proves("codec_levels", "codebook_size")
+def test_as_many_levels_are_fitted_as_asked(tmp_path: Path) -> None:
+    def sounds(rate: int) -> Iterator[np.ndarray]:
+        yield np.random.default_rng(0).normal(0, 0.1, rate // 4).astype(np.float32)
+
+    for levels, expected in ((2, 2), (None, 4)):
+        config = _config(codec_levels=levels, codebook_size=4)
+        fit_codec(config, sounds, tmp_path / str(levels), fit_request(config))
+        stored = json.loads((tmp_path / str(levels) / "config.json").read_text(encoding="utf-8"))
+        assert (stored["levels"], stored["codebook_size"]) == (expected, 4)
