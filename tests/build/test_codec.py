@@ -49,3 +49,17 @@ def test_as_many_levels_are_fitted_as_asked(tmp_path: Path) -> None:
         fit_codec(config, sounds, tmp_path / str(levels), fit_request(config))
         stored = json.loads((tmp_path / str(levels) / "config.json").read_text(encoding="utf-8"))
         assert (stored["levels"], stored["codebook_size"]) == (expected, 4)
+
+
+@pytest.mark.proves("codec_fit_seconds")
+def test_no_more_sound_is_read_than_asked(tmp_path: Path) -> None:
+    heard = []
+
+    def sounds(rate: int) -> Iterator[np.ndarray]:
+        for number in range(5):
+            heard.append(number)
+            yield np.random.default_rng(number).normal(0, 0.1, rate // 4).astype(np.float32)
+
+    config = _config(codec_levels=1, codebook_size=4, codec_fit_seconds=0.4)
+    fit_codec(config, sounds, tmp_path / "codec", fit_request(config))
+    assert heard == [0, 1]

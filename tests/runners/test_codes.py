@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -100,6 +101,36 @@ def test_shards_hold_codes_and_records_and_nothing_is_lost(data: Path) -> None:
         write_codes(config_of(data, overwrite_output_dir=True, **values))
         orders.append(list(coded(out)))
     assert orders[2] == sorted(codes) and len({tuple(order) for order in orders}) == 3
+
+
+@pytest.mark.proves("codec", "codec_centroids", "codec_fit_seconds")
+def test_what_is_told_of_the_codec(
+    data: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("erniekit.runners.codes.fit_codec", lambda config, sounds, folder, asked: folder.mkdir())
+    centroids = data / "centroids.npy"
+    centroids.write_bytes(b"centroids")
+    caplog.set_level(logging.INFO, "erniekit")
+    own = {"codec_fit_seconds": 120.0, "codec_centroids": str(centroids)}  # which only k-means takes
+    write_codes(config_of(data, codec="residual_kmeans", output_dir=str(data / "a"), **own))
+    assert "fitting residual_kmeans on up to 2.0 minutes" in caplog.text and "with the centroids" not in caplog.text
+    caplog.clear()
+    write_codes(config_of(data, codec="kmeans", output_dir=str(data / "b"), **own))
+    assert f"with the centroids of {centroids}" in caplog.text and "fitting" not in caplog.text
+    with pytest.raises(ConfigurationError, match=f"codec is {data / 'loudness'}, and there is nothing to fit"):
+        write_codes(config_of(data), fits_only=True)
+
+
+@pytest.mark.proves("codes_format")
+def test_units_know_nothing_of_shards(data: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = data / "data/data.jsonl"
+    path.write_text(path.read_text(encoding="utf-8").replace('"r1"', '"r.1"'), encoding="utf-8")
+    caplog.set_level(logging.INFO, "erniekit")
+    write_codes(config_of(data, codes_format="jsonl", codec_levels=1))
+    assert "%2E" not in caplog.text and f"-> {data / 'out/units.jsonl'}" in caplog.text
+    assert "min_num_shards" not in json.loads((data / "out/codes.json").read_text(encoding="utf-8"))["request"]
+    write_codes(config_of(data, output_dir=str(data / "shards")))
+    assert "%2E" in caplog.text and "1 shard in" in caplog.text
 
 
 @pytest.mark.proves("samples_per_shard", "min_num_shards")
