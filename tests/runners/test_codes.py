@@ -117,6 +117,8 @@ def test_what_is_told_of_the_codec(
     caplog.clear()
     write_codes(config_of(data, codec="kmeans", output_dir=str(data / "b"), **own))
     assert f"with the centroids of {centroids}" in caplog.text and "fitting" not in caplog.text
+    write_codes(config_of(data, codec="kmeans", output_dir=str(data / "c")))
+    assert "fitting kmeans on up to 10.0 minutes" in caplog.text
     with pytest.raises(ConfigurationError, match=f"codec is {data / 'loudness'}, and there is nothing to fit"):
         write_codes(config_of(data), fits_only=True)
 
