@@ -202,3 +202,16 @@ def test_a_checkpoint_goes_on_with_its_own_batches(
     checks.refuse_other_batches(make_config(gradient_accumulation_steps=3), None, tmp_path)
     with pytest.raises(UserError, match=next(iter(values))):
         checks.refuse_other_batches(make_config(**values), 1, tmp_path)
+
+
+@pytest.mark.proves("train_dataset_type", "eval_dataset_type")
+def test_only_aligned_units_need_tokens_of_units(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(checks, "load_tokenizer", lambda folder: folder)
+    monkeypatch.setattr(checks, "unit_tokens_of", lambda config, tokenizer: asked.append(tokenizer))
+    checks.check_unit_tokens(_config(train_dataset_type="messages"), tmp_path)
+    assert not asked
+    checks.check_unit_tokens(_config(train_dataset_type="aligned_units"), tmp_path)
+    held_out = {"do_eval": True, "eval_dataset_path": "e", "eval_dataset_type": "aligned_units"}
+    checks.check_unit_tokens(_config(train_dataset_type="messages", **held_out), tmp_path)
+    assert asked == [tmp_path, tmp_path]

@@ -63,3 +63,19 @@ def test_no_more_sound_is_read_than_asked(tmp_path: Path) -> None:
     config = _config(codec_levels=1, codebook_size=4, codec_fit_seconds=0.4)
     fit_codec(config, sounds, tmp_path / "codec", fit_request(config))
     assert heard == [0, 1]
+
+
+@pytest.mark.proves("seed")
+@pytest.mark.parametrize("values", [{"codec_levels": 1}, {"codec": "kmeans"}], ids=str)
+def test_the_seed_draws_the_first_centroids(tmp_path: Path, values: dict[str, Any]) -> None:
+    def sounds(rate: int) -> Iterator[np.ndarray]:
+        yield np.random.default_rng(0).normal(0, 0.1, rate).astype(np.float32)
+
+    found = []
+    for number, seed in enumerate((1, 2, 1)):
+        config = _config(**values, codebook_size=4, seed=seed)
+        assert fit_request(config)["seed"] == seed
+        folder = tmp_path / str(number)
+        fit_codec(config, sounds, folder, fit_request(config))
+        found.append((folder / "model.safetensors").read_bytes())
+    assert found[0] == found[2] != found[1]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from erniekit.build.tokenizer import check_vocabulary
+from erniekit.build.tokenizer import check_vocabulary, renders_dialogues
+from erniekit.config import Config
 from erniekit.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from erniekit.errors import ModelFileError
 from erniekit.model.architectures.model_config import ModelConfig
@@ -39,3 +42,17 @@ def test_a_placeholder_that_any_text_may_hold_is_refused(tokenizer: Tokenizer, p
         check_vocabulary(config("voxtral", audio_token_id=place), tokenizer)
     with pytest.raises(ModelFileError, match=f"token {place} stands for recordings"):
         check_vocabulary(config("qwen2_audio", audio_token_index=place), tokenizer)
+
+
+@pytest.mark.proves("train_dataset_type", "eval_dataset_type")
+def test_ready_tokens_and_units_alone_need_no_chat_template() -> None:
+    own: dict[str, Any] = {"model_name_or_path": "m", "output_dir": "o", "train_dataset_path": "t", "stage": "SFT"}
+
+    def renders(**values: Any) -> bool:
+        return renders_dialogues(Config.from_mapping(own | values))
+
+    assert renders() and renders(train_dataset_type="messages")
+    assert not renders(train_dataset_type="token_ids")
+    held_out = {"train_dataset_type": "token_ids", "do_eval": True, "eval_dataset_path": "e"}
+    assert not renders(**held_out, eval_dataset_type="aligned_units")
+    assert renders(**held_out, eval_dataset_type="messages")

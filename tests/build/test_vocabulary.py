@@ -160,3 +160,10 @@ def test_the_steps_of_a_run_are_those_with_its_tokens_and_template(make_config: 
     cache_step_count(make_config(), 7)
     assert cached_step_count(make_config()) == 7
     assert cached_step_count(make_config(**values)) is None
+
+
+@pytest.mark.proves("seed")
+def test_the_seed_draws_new_rows(make_config: MakeConfig) -> None:
+    config = make_config(added_tokens=["<new>"], seed=17)
+    vocabulary = read_model_config(config).vocabulary
+    assert vocabulary is not None and vocabulary.seed == 17

@@ -22,7 +22,7 @@ from erniekit.data.media.clip import Clip
 from erniekit.data.media.code_shard_reader import ShardProblem, read_shards
 from erniekit.data.media.code_shards import CodedRecording
 from erniekit.errors import ConfigurationError, DataError
-from erniekit.runners.codes import write_codes
+from erniekit.runners.codes import records_summary, write_codes
 from erniekit.runners.decode import decode_codes
 from tests.codecs.fakes import FRAME, LoudnessCodec, open_loudness
 from tests.data.media.sounds import RATE, tone, write
@@ -121,6 +121,42 @@ def test_what_is_told_of_the_codec(
     assert "fitting kmeans on up to 10.0 minutes" in caplog.text
     with pytest.raises(ConfigurationError, match=f"codec is {data / 'loudness'}, and there is nothing to fit"):
         write_codes(config_of(data), fits_only=True)
+
+
+@pytest.mark.proves("seed", "random_shuffle", "overwrite_output_dir")
+def test_what_a_fitted_codec_and_its_codes_depend_on(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    orders: list[list[int]] = []
+
+    def fit(config: Config, sounds: Callable[[int], Iterator[np.ndarray]], folder: Path, asked: Any) -> None:
+        orders.append([len(sound) for sound in sounds(RATE)])
+        folder.mkdir()
+        (folder / "fit.json").write_text(json.dumps(asked), encoding="utf-8")
+
+    monkeypatch.setattr("erniekit.runners.codes.fit_codec", fit)
+    own = {"codec": "residual_kmeans", "random_shuffle": False}
+    write_codes(config_of(data, **own, seed=3))
+    request = json.loads((data / "out/codes.json").read_text(encoding="utf-8"))["request"]
+    assert (request["seed"], request["random_shuffle"]) == (3, False)
+    with pytest.raises(ConfigurationError, match="seed"):
+        write_codes(config_of(data, **own, seed=4))
+    write_codes(config_of(data, **own, seed=4, overwrite_output_dir=True))
+    assert len(orders) == 2 and sorted(orders[0]) == sorted(orders[1]) and orders[0] != orders[1]
+    write_codes(config_of(data, output_dir=str(data / "named"), random_shuffle=True, seed=3))
+    request = json.loads((data / "named/codes.json").read_text(encoding="utf-8"))["request"]
+    assert (request["seed"], request["random_shuffle"]) == (3, True)
+
+
+@pytest.mark.proves("media_dir")
+def test_recordings_lie_below_the_folders_that_are_named(data: Path) -> None:
+    (data / "elsewhere").mkdir()
+    (data / "data/3.wav").rename(data / "elsewhere/3.wav")
+    folders = [str(data / "data"), str(data / "elsewhere")]
+    assert "5 with a recording" in records_summary(config_of(data))
+    assert "6 with a recording" in records_summary(config_of(data, media_dir=folders))
+    write_codes(config_of(data, media_dir=folders))
+    assert "r3" in coded(data / "out")
+    with pytest.raises(ConfigurationError, match="train_dataset_path"):
+        write_codes(config_of(data))
 
 
 @pytest.mark.proves("codes_format")
