@@ -359,3 +359,12 @@ def test_a_run_that_would_go_on_with_other_batches_is_refused(
     with pytest.raises(UserError, match="it has a full model, but this run trains adapters"):
         preflight(make_config(**resumed, lora=True, continue_training=True), world_size=1)
     preflight(make_config(**resumed, gradient_accumulation_steps=4))  # on a number of ranks that is not known here
+
+
+@pytest.mark.proves("media_dir")
+def test_folders_of_recordings_are_looked_at_before_codes_are_made(tmp_path: Path) -> None:
+    (tmp_path / "data.jsonl").write_text('{"audio_path": "a.wav", "text": "a"}\n', encoding="utf-8")
+    values = {"output_dir": str(tmp_path / "out"), "train_dataset_path": str(tmp_path / "data.jsonl")}
+    preflight(Config.from_mapping(values, verb="codes"))
+    with pytest.raises(UserError, match="media_dir: expected folders that exist"):
+        preflight(Config.from_mapping(values | {"media_dir": str(tmp_path / "missing")}, verb="codes"))

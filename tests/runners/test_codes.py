@@ -144,6 +144,9 @@ def test_what_a_fitted_codec_and_its_codes_depend_on(data: Path, monkeypatch: py
     write_codes(config_of(data, output_dir=str(data / "named"), random_shuffle=True, seed=3))
     request = json.loads((data / "named/codes.json").read_text(encoding="utf-8"))["request"]
     assert (request["seed"], request["random_shuffle"]) == (3, True)
+    write_codes(config_of(data, output_dir=str(data / "in-order"), random_shuffle=False, seed=3))
+    request = json.loads((data / "in-order/codes.json").read_text(encoding="utf-8"))["request"]
+    assert "seed" not in request and not request["random_shuffle"]
 
 
 @pytest.mark.proves("media_dir")
@@ -157,6 +160,24 @@ def test_recordings_lie_below_the_folders_that_are_named(data: Path) -> None:
     assert "r3" in coded(data / "out")
     with pytest.raises(ConfigurationError, match="train_dataset_path"):
         write_codes(config_of(data))
+
+
+@pytest.mark.proves("media_dir")
+def test_records_are_listed_again_where_recordings_lie_elsewhere(
+    data: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("erniekit.runners.codes.fit_codec", interrupted)
+    caplog.set_level(logging.INFO, "erniekit")
+    listed = []
+    for folders in ([], [], [str(data / "data"), str(data)]):
+        caplog.clear()
+        with pytest.raises(KeyboardInterrupt):
+            write_codes(config_of(data, codec="residual_kmeans", media_dir=folders))
+        listed.append("listing the records" in caplog.text)
+    assert listed == [True, False, True]
 
 
 @pytest.mark.proves("codes_format")
