@@ -6,6 +6,8 @@ import datetime
 import json
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from erniekit.data.record_list import RecordList, data_identity, open_list, write_list
@@ -59,7 +61,6 @@ def test_files_of_one_name_make_different_ids(sounds: Path) -> None:
 
 
 def test_tables_are_read_and_the_bytes_of_sounds_are_left_out(sounds: Path) -> None:
-    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     content = (sounds / "a.wav").read_bytes()
     column = [{"bytes": content, "path": None}]
     day = [datetime.date(2026, 11, 22)]

@@ -43,7 +43,10 @@ def as_bytes(value: Any) -> np.ndarray:
 
 
 def record_speech_models(target: Path) -> None:
-    """Write speech_models.npz: for each case its facts and every hidden state, float32 [layers + 1, T, H]."""
+    """Write speech_models.npz: for each case its facts and every hidden state, float32 [layers + 1, T, H].
+
+    They are computed in float64: in float32 torch rounds by the number of its threads.
+    """
     classes = {"hubert": transformers.HubertModel, "wav2vec2": transformers.Wav2Vec2Model}
     recorded: dict[str, np.ndarray] = {}
     for number, (name, model_type, changes) in enumerate(speech_models.CASES):
@@ -52,10 +55,10 @@ def record_speech_models(target: Path) -> None:
         shapes = seeded_model(model)
         facts = {"name": name, "config": {"model_type": model_type, **config}, "shapes": shapes}
         with torch.no_grad():
-            sound = torch.tensor(seeded_sound(name, 403))[None]
-            states = model(sound, output_hidden_states=True).hidden_states
+            sound = torch.tensor(seeded_sound(name, 403))[None].double()
+            states = model.double()(sound, output_hidden_states=True).hidden_states
         recorded[f"{number}/facts"] = as_bytes(facts)
-        recorded[f"{number}/states"] = torch.cat(states).numpy()
+        recorded[f"{number}/states"] = torch.cat(states).float().numpy()
     np.savez_compressed(target / "speech_models.npz", **recorded)
 
 

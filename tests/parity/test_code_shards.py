@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import webdataset
 
 from erniekit.data.media.code_shard_reader import read_shard
 from erniekit.data.media.code_shards import CodedRecording, Shard, json_line, write_shard
 from tests.data.media.shard_cases import CODEBOOK_SIZE, cases
 
-webdataset = pytest.importorskip("webdataset", reason="needs the parity extra: pip install 'erniekit[parity]'")
 pytestmark = pytest.mark.parity
 
 

@@ -7,10 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
 import torch
 import transformers
 
@@ -97,4 +93,4 @@ def test_the_recorded_vectors_are_what_transformers_computes(tmp_path):
         if key.endswith("facts"):
             assert json.loads(bytes(stored[key])) == json.loads(bytes(now[key]))
         else:
-            np.testing.assert_allclose(stored[key], now[key], atol=1e-5)  # torch rounds by the number of its threads
+            np.testing.assert_allclose(stored[key], now[key], atol=2e-6)

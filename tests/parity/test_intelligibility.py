@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("torch")
-
 from erniekit.codecs.residual_kmeans import ResidualKMeansConfig, fit_residual_kmeans
 from tools.parity.intelligibility import MAY_GROW, Recogniser, errors, of_levels, spoken
 

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
-pytest.importorskip("torch")
-
 from sklearn.cluster import KMeans
 
 from erniekit.codecs.clustering import fit_centroids, nearest

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import soundfile
 
 from erniekit.cli import main
 from erniekit.codecs.workers import Reading, Result, encode_clip
@@ -409,7 +410,6 @@ def test_ids_that_tar_readers_would_cut_are_written_in_another_way(data: Path) -
 
 @pytest.mark.parametrize("form", ["shards", "jsonl"])
 def test_codes_become_sound_again(data: Path, form: str) -> None:
-    soundfile = pytest.importorskip("soundfile")
     write_codes(config_of(data, codes_format=form, codec_levels=1))
     assert decode_codes(data / "out", data / "wav") == 0
     assert sorted(path.name for path in (data / "wav").iterdir()) == [f"r{number}.wav" for number in range(1, 6)]
