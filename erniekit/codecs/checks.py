@@ -25,6 +25,18 @@ def check_sound(sound: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(sound, np.float32)
 
 
+def check_recording(sound: np.ndarray) -> np.ndarray:
+    """Return sound as `check_sound` does, for codecs to which no samples are no frame.
+
+    Raises:
+        DataError: as `check_sound`, or there are no samples.
+    """
+    sound = check_sound(sound)
+    if not len(sound):
+        raise DataError("a recording without samples has no codes")
+    return sound
+
+
 def check_codes(codes: np.ndarray, codec: Codec) -> np.ndarray:
     """Return codes as int64[levels, frames], of as many levels as the codec has, or of fewer (from the coarsest).
 

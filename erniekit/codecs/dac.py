@@ -6,8 +6,6 @@ by direction in a projection of few dimensions (factorized, L2-normalised codes)
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -20,7 +18,7 @@ import paddle.nn.functional as F
 from paddle import Tensor
 
 from erniekit.codecs import dac_layers
-from erniekit.codecs.checks import check_codes, check_levels, check_sound
+from erniekit.codecs.checks import check_codes, check_levels, check_recording
 from erniekit.codecs.config_values import config_reader
 from erniekit.codecs.convolutions import Conv1D
 from erniekit.codecs.stack import Layer, pieces_of, through_in_pieces
@@ -116,8 +114,7 @@ class Dac:
         ratios, size = config.downsampling_ratios, config.hidden_size
         self._encoder = dac_layers.read_encoder(weights, "encoder", config.encoder_hidden_size, ratios, size)
         self._quantizers = [_read_quantizer(weights, config, level) for level in range(self.levels)]
-        facts = [MODEL_TYPE, asdict(config), self.levels, weights.digest]
-        self.fingerprint = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+        self.fingerprint = weights.fingerprint(MODEL_TYPE, asdict(config), self.levels)
         decoder = dac_layers.read_decoder(
             weights, "decoder", config.decoder_hidden_size, ratios[::-1], size, whole_frames=False
         )
@@ -130,9 +127,7 @@ class Dac:
         Raises:
             DataError: there are no samples, or they are no sound.
         """
-        sound = check_sound(sound)
-        if not len(sound):
-            raise DataError("a recording without samples has no codes")
+        sound = check_recording(sound)
         hop = self.config.hop_length
         with paddle.no_grad():
             pieces = pieces_of(sound[None], self._piece * hop, multiple=hop)

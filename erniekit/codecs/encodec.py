@@ -6,8 +6,6 @@ hundredth, each of which it scales to one loudness, and norms states over the ti
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -17,7 +15,7 @@ from typing import Any
 import numpy as np
 import paddle
 
-from erniekit.codecs.checks import check_codes, check_levels, check_sound
+from erniekit.codecs.checks import check_codes, check_levels, check_recording
 from erniekit.codecs.codebooks import dequantize, quantize
 from erniekit.codecs.config_values import config_reader
 from erniekit.codecs.seanet import SeanetSizes, read_decoder, read_encoder
@@ -187,8 +185,7 @@ class Encodec:
             paddle.to_tensor(weights.take(f"quantizer.layers.{level}.codebook.embed", *shape))
             for level in range(self.levels)
         ]
-        facts = [MODEL_TYPE, asdict(config), self.levels, weights.digest]
-        self.fingerprint = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+        self.fingerprint = weights.fingerprint(MODEL_TYPE, asdict(config), self.levels)
         self._decoder = read_decoder(weights, config.seanet)
         weights.refuse_others(_TRAINING_STATE)
 
@@ -198,9 +195,7 @@ class Encodec:
         Raises:
             DataError: there are no samples, or they are no sound.
         """
-        sound = check_sound(sound)
-        if not len(sound):
-            raise DataError("a recording without samples has no codes")
+        sound = check_recording(sound)
         codes, _ = self.encode_channels(np.broadcast_to(sound, (self.config.seanet.audio_channels, len(sound))))
         return codes
 

@@ -8,8 +8,6 @@ of `HiggsAudioV2TokenizerModel` in transformers 5.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -23,7 +21,7 @@ import paddle.nn.functional as F
 from paddle import Tensor
 
 from erniekit.codecs import dac_layers
-from erniekit.codecs.checks import check_codes, check_levels, check_sound
+from erniekit.codecs.checks import check_codes, check_levels, check_recording
 from erniekit.codecs.codebooks import nearest
 from erniekit.codecs.config_values import config_reader
 from erniekit.codecs.convolutions import Conv1D
@@ -175,6 +173,7 @@ class Higgs:
         self._semantic = _read_semantic_encoder(weights, config)
         self._fc = _Linear.read(weights, "fc", config.hidden_size, config.hidden_size)
         self._quantizers = [_Quantizer.read(weights, f"quantizer.quantizers.{n}", config) for n in range(self.levels)]
+        self.fingerprint = weights.fingerprint(MODEL_TYPE, asdict(config), self.levels)  # nothing of the decoder
         self._fc2 = _Linear.read(weights, "fc2", config.hidden_size, config.dac_hidden_size)
         self._decoder = dac_layers.read_decoder(
             weights,
@@ -185,8 +184,6 @@ class Higgs:
             whole_frames=True,
         )
         weights.refuse_others(_UNUSED)
-        facts = [asdict(config), self.levels, weights.digest]
-        self.fingerprint = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
     def encode(self, sound: np.ndarray) -> np.ndarray:
         """Return the codes int32[levels, frames] of float32[samples].
@@ -194,9 +191,7 @@ class Higgs:
         Raises:
             DataError: there are no samples, they are no sound, or too few for the speech model.
         """
-        sound = check_sound(sound)
-        if not len(sound):
-            raise DataError("a recording without samples has no codes")
+        sound = check_recording(sound)
         sound = np.pad(sound, (0, -len(sound) % self.config.hop))
         with paddle.no_grad():
             semantic_1CT = self._semantic_states(sound)

@@ -7,8 +7,6 @@ Names of weights and of `config.json` are those of transformers.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -228,8 +226,8 @@ class SpeechModel:
         prefix = "" if "feature_projection.projection.weight" in weights else prefix
         shapes = self.config.weight_shapes(self.layer)
         self._weights = {name: paddle.to_tensor(weights.take(prefix + name, *shape)) for name, shape in shapes}
-        facts = [asdict(self.config), self.layer, self.sampling_rate, self._normalises, weights.digest]
-        self.fingerprint = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+        facts = asdict(self.config), self.layer, self.sampling_rate, self._normalises
+        self.fingerprint = weights.fingerprint(values["model_type"], *facts)
         self.frame_rate = self.sampling_rate / self.config.hop
         self.size = self.config.hidden_size
         self.shortest = self.config.receptive_field()

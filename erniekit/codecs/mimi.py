@@ -6,8 +6,6 @@ Names of weights and of `config.json` are those of transformers.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -17,7 +15,7 @@ from typing import Any
 import numpy as np
 import paddle
 
-from erniekit.codecs.checks import check_codes, check_levels, check_sound
+from erniekit.codecs.checks import check_codes, check_levels, check_recording
 from erniekit.codecs.config_values import config_reader
 from erniekit.codecs.mimi_transformer import TransformerSizes, read_transformer
 from erniekit.codecs.seanet import SeanetSizes, read_convolution, read_decoder, read_encoder, read_transposed
@@ -134,14 +132,13 @@ class Mimi:
             weights, sizes, "downsample", H, H, 4, stride=2, bias=False, mode="replicate"
         )
         self._quantizer = read_split_quantizer(weights, quantizer, self.levels)
+        self.fingerprint = weights.fingerprint(MODEL_TYPE, asdict(config), self.levels)  # nothing of the decoder
         self._upsample = read_transposed(
             weights, sizes, "upsample", H, H, 4, stride=2, groups=config.upsample_groups, bias=False
         )
         self._decoder_transformer = read_transformer(weights, "decoder_transformer", config.transformer)
         self._decoder = read_decoder(weights, sizes)
         weights.refuse_others(_UNUSED)
-        facts = [asdict(config), self.levels, weights.digest]
-        self.fingerprint = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
     def encode(self, sound: np.ndarray) -> np.ndarray:
         """Return the codes int32[levels, frames] of float32[samples].
@@ -149,9 +146,7 @@ class Mimi:
         Raises:
             DataError: there are no samples, or they are no sound.
         """
-        sound = check_sound(sound)
-        if not len(sound):
-            raise DataError("a recording without samples has no codes")
+        sound = check_recording(sound)
         with paddle.no_grad():
             pieces = pieces_of(sound[None], self._piece * self._hop)
             x_1CT = paddle.concat(list(self._encoder.in_pieces(pieces, down=self._hop)), 2)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -32,6 +34,10 @@ class CodecWeights:
     @property
     def digest(self) -> str:
         return self._hash.hexdigest()
+
+    def fingerprint(self, model_type: str, *facts: Any) -> str:
+        """Return the digest of what has been taken so far, and of what else tells a model from others, as JSON."""
+        return hashlib.sha256(json.dumps([model_type, *facts, self.digest]).encode()).hexdigest()
 
     def __contains__(self, name: str) -> bool:
         """Return whether there is such a weight, with or without weight norm."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Protocol
 
 from erniekit.data.tokenizers.breaks import break_inserter, longest_of
@@ -91,7 +91,7 @@ class Tokenizer:
         settings = read_settings(folder)
         self.chat_templates, self.template_path = chat_templates_of(folder, read_json(folder / CONFIG_FILE))
         declared_text = text_tokens(settings)
-        with _panics_told(folder):
+        with _PanicsTold(folder):
             self._backend = _backend(folder, settings, "".join(self.chat_templates.values()))
         self.folder = folder
         self.special_tokens = {**self._backend.default_tokens, **special_tokens(settings)}
@@ -131,11 +131,11 @@ class Tokenizer:
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of each text, encoded separately."""
-        with _panics_told(self.folder):
+        with _PanicsTold(self.folder):
             return self._backend.encode_batch(texts)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        with _panics_told(self.folder):
+        with _PanicsTold(self.folder):
             return self._backend.decode(ids, skip_special_tokens)
 
     def token_id(self, token: str) -> int | None:
@@ -162,20 +162,28 @@ class Tokenizer:
                 raise ModelFileError(f"{folder / CONFIG_FILE}: {name} is {text!r}, which is missing from {vocabulary}")
 
 
-@contextmanager
-def _panics_told(folder: Path) -> Iterator[None]:
-    """Turn a panic of a library written in Rust, which no `except Exception` sees, into ModelFileError."""
-    try:
-        yield
-    except BaseException as error:  # pyo3's PanicException is no Exception, and no module exports its class
-        if type(error).__name__ != "PanicException":
-            raise
-        if (folder / TOKENIZER_FILE).is_file():
+class _PanicsTold:
+    """Turn a panic of a library written in Rust into ModelFileError; every other exception goes on.
+
+    Its class, pyo3's PanicException, is in no module that could be imported.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None or kind.__name__ != "PanicException":
+            return
+        if (self._folder / TOKENIZER_FILE).is_file():
             name, library, parts = TOKENIZER_FILE, "tokenizers", "normalizer or pre_tokenizer"
         else:
             name, library, parts = TEKKEN_FILE, "tiktoken", "config.pattern"
         raise ModelFileError(
-            f"{folder / name}: the {library} library broke down over it: {error}\n"
+            f"{self._folder / name}: the {library} library broke down over it: {error}\n"
             f"  Its {parts} is damaged (an empty pattern?); take the file of the original model."
         ) from None
 
