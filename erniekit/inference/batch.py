@@ -68,7 +68,7 @@ def answer_records(
 
         answers = model.answer_encoded([encoded[number] for number in window], sampling, streams=window, report=report)
         for number, answer in zip(window, answers, strict=True):
-            yield _record(prompts[number], answer)
+            yield _record(prompts[number], answer, model.speech.unit_token)
 
 
 def write_records(records: Iterator[dict[str, Any]], output: Path) -> None:
@@ -102,14 +102,15 @@ def check_output(output: Path) -> None:
         raise DataError(f"--output {output}: there is no folder {output.parent}; create it, or name another file")
 
 
-def _record(prompt: Prompt, answer: str) -> dict[str, Any]:
+def _record(prompt: Prompt, answer: str, unit_token: str) -> dict[str, Any]:
     conversation = prompt.conversation
-    record: dict[str, Any] = {"prompt": prompt.text, "answer": answer}
+    record: dict[str, Any] = {"prompt": conversation.turns[-1].written(unit_token), "answer": answer}
     if len(conversation.turns) > 1 or conversation.system:
         system = [{"role": "system", "content": conversation.system}] if conversation.system else []
-        record["messages"] = system + [{"role": turn.role, "content": turn.content} for turn in conversation.turns]
+        turns = [{"role": turn.role, "content": turn.written(unit_token)} for turn in conversation.turns]
+        record["messages"] = system + turns
     if conversation.clips:
         record["audios"] = [clip.path for clip in conversation.clips]
-    if prompt.reference is not None:
-        record["reference"] = prompt.reference
+    if prompt.answered is not None:
+        record["reference"] = prompt.answered.written(unit_token)
     return record

@@ -28,17 +28,22 @@ class Prompt:
     Attributes:
         line: in the file, from 1.
         conversation: the dialogue that the model answers.
-        reference: the answer in the record; None if it has none.
+        answered: the answer in the record; None if it has none.
     """
 
     line: int
     conversation: Conversation
-    reference: str | None = None
+    answered: Turn | None = None
 
     @property
     def text(self) -> str:
         """The message to be answered."""
         return self.conversation.turns[-1].written()
+
+    @property
+    def reference(self) -> str | None:
+        """The text of the answer in the record."""
+        return None if self.answered is None else self.answered.written()
 
 
 def read_prompts(path: Path, media_dir: Sequence[str] = ()) -> list[Prompt]:
@@ -98,7 +103,7 @@ def _prompt(line: int, value: object, folders: Sequence[str]) -> Prompt:
     conversation = parse_record(FORMATS[kind], {**record, **recordings}, folders)
     assert isinstance(conversation, Conversation)
     prompt = replace(conversation, turns=conversation.turns[:-1])
-    return Prompt(line, prompt, conversation.turns[-1].written() if answered else None)
+    return Prompt(line, prompt, conversation.turns[-1] if answered else None)
 
 
 def _completed_messages(record: dict) -> tuple[dict, bool]:

@@ -64,7 +64,7 @@ def test_the_last_answer_of_a_record_is_wanted(
     tmp_path: Path, record: dict[str, Any], expected: Conversation, reference: str | None
 ) -> None:
     (prompt,) = read_prompts(jsonl(tmp_path, record))
-    assert prompt == Prompt(1, expected, reference)
+    assert (prompt.line, prompt.conversation, prompt.reference) == (1, expected, reference)
 
 
 def test_records_with_recordings_are_prompts(tmp_path: Path) -> None:
@@ -87,8 +87,8 @@ def test_records_with_recordings_are_prompts(tmp_path: Path) -> None:
         ({"src": "<audio>Q", "audios": ["1.wav"]}, dialogue, None),
     ]
     prompts = read_prompts(jsonl(tmp_path, *(record for record, _, _ in records)))
-    assert prompts == [
-        Prompt(line, expected, reference) for line, (_, expected, reference) in enumerate(records, start=1)
+    assert [(prompt.line, prompt.conversation, prompt.reference) for prompt in prompts] == [
+        (line, expected, reference) for line, (_, expected, reference) in enumerate(records, start=1)
     ]
     (tmp_path / "other").mkdir()
     elsewhere = jsonl(tmp_path / "other", {"audio_path": "1.wav"})

@@ -13,6 +13,7 @@ from erniekit.data.templates.transcription import Speech
 from erniekit.data.tokenizers.tokenizer import load_tokenizer
 from erniekit.inference import engine
 from erniekit.inference.answer_eval import _select_eval_prompts
+from erniekit.inference.batch import answer_records
 from erniekit.inference.engine import ChatModel, trained_speech
 from erniekit.inference.prompts import read_prompts
 from erniekit.inference.sampling import Sampling
@@ -79,6 +80,13 @@ def test_prompts_and_references_show_their_units(tmp_path):
     (tmp_path / "ask.jsonl").write_text(json.dumps(record))
     (prompt,) = read_prompts(tmp_path / "ask.jsonl")
     assert (prompt.text, prompt.reference) == ("<|unit1|><|unit2|>?", "six<|unit3|>")
+    dialogue = {"messages": [*record["messages"], {"role": "user", "content": [{"units": [4]}]}, record["messages"][1]]}
+    (tmp_path / "ask.jsonl").write_text(json.dumps(dialogue))
+    (prompt,) = read_prompts(tmp_path / "ask.jsonl")
+    model = SimpleNamespace(speech=Speech("<u{}>"), answer_encoded=lambda *_, **__: ["seven"])
+    (written,) = answer_records(model, [prompt], [None], Sampling())
+    assert [written[name] for name in ("prompt", "answer", "reference")] == ["<u4>", "seven", "six<u3>"]
+    assert [turn["content"] for turn in written["messages"]] == ["<u1><u2>?", "six<u3>", "<u4>"]
 
 
 def test_a_trained_folder_says_how_its_dialogues_were(tmp_path):
