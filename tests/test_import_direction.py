@@ -24,7 +24,7 @@ FLOORS = (
     ("hub",),
     ("codecs",),
     ("model", "data"),
-    ("config",),
+    ("config", "native"),
 )
 ROOMS = {room: -floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 NEVER = {"config": {"numpy", "paddle"}, "data": {"paddle"}}

@@ -1,0 +1,1 @@
+"""The engine that answers: requests of any length side by side, over key-value blocks."""

@@ -1,0 +1,71 @@
+// Vectors of float32 as wide as the processor's registers: 16 values with AVX-512, 8 with AVX2.
+// GCC's and Clang's vector extensions: one source, compiled once for each path (native/library.py).
+#pragma once
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__AVX512F__)
+#define VL 16
+#else
+#define VL 8
+#endif
+
+typedef float vf __attribute__((vector_size(4 * VL)));
+typedef int32_t vi __attribute__((vector_size(4 * VL)));
+
+#define INLINE static inline __attribute__((always_inline, unused))
+
+INLINE vf splat(float x) { return x - (vf){0}; }
+INLINE vi splat_int(int32_t x) { return x - (vi){0}; }
+INLINE vf load(const float* p) { vf v; memcpy(&v, p, sizeof v); return v; }
+INLINE void store(float* p, vf v) { memcpy(p, &v, sizeof v); }
+INLINE vf load_part(const float* p, int count, float other) {  // the first `count` values of p, then `other`
+    vf v = splat(other);
+    for (int i = 0; i < count; i++) v[i] = p[i];
+    return v;
+}
+INLINE void store_part(float* p, vf v, int count) { for (int i = 0; i < count; i++) p[i] = v[i]; }
+
+INLINE vf as_float(vi bits) { vf v; memcpy(&v, &bits, sizeof v); return v; }
+INLINE vi as_int(vf v) { vi bits; memcpy(&bits, &v, sizeof v); return bits; }
+INLINE vf choose(vi mask, vf yes, vf no) { return as_float((mask & as_int(yes)) | (~mask & as_int(no))); }  // mask: 0 or -1
+INLINE vf larger(vf a, vf b) { return choose(a > b, a, b); }
+INLINE vf smaller(vf a, vf b) { return choose(a < b, a, b); }
+
+INLINE float sum_of(vf v) {  // in one order on every path of the same width
+    float s[VL];
+    memcpy(s, &v, sizeof s);
+    for (int width = VL / 2; width > 0; width /= 2)
+        for (int i = 0; i < width; i++) s[i] += s[i + width];
+    return s[0];
+}
+INLINE float largest_of(vf v) {
+    float s[VL];
+    memcpy(s, &v, sizeof s);
+    for (int width = VL / 2; width > 0; width /= 2)
+        for (int i = 0; i < width; i++) s[i] = s[i] > s[i + width] ? s[i] : s[i + width];
+    return s[0];
+}
+
+// e^x by x = n ln 2 + r and a polynomial of r (Cephes' coefficients); relative error below 2e-7. Below -87.3: 0.
+INLINE vf exponential(vf x) {
+    const vf magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+    vi tiny = x < splat(-87.33654f);
+    x = smaller(x, splat(88.37626f));
+    vf shifted = x * splat(1.44269504f) + magic;
+    vf n = shifted - magic;
+    vf r = x - n * splat(0.693359375f);
+    r = r + n * splat(2.12194440e-4f);
+    vf p = splat(1.9875691500e-4f);
+    p = p * r + splat(1.3981999507e-3f);
+    p = p * r + splat(8.3334519073e-3f);
+    p = p * r + splat(4.1665795894e-2f);
+    p = p * r + splat(1.6666665459e-1f);
+    p = p * r + splat(5.0000001201e-1f);
+    p = p * r * r + r + splat(1.0f);
+    vi power = (as_int(shifted) - as_int(magic)) << 23;
+    return choose(tiny, splat(0.0f), as_float(as_int(p) + power));
+}
+
+INLINE vf sigmoid(vf x) { return splat(1.0f) / (splat(1.0f) + exponential(-x)); }
