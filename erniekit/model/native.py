@@ -1,4 +1,4 @@
-"""Whether a kernel of our own (`native/source`) computes with given tensors, or Paddle's operators do."""
+"""Whether a kernel of our own (`native/source`) computes with given tensors, or Paddle's operators (`cpu_kernels`)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,23 @@ from typing import Any
 import paddle
 
 from erniekit.native import library
+from erniekit.native.library import PADDLE, Kernels
+
+
+def use_kernels(wanted: str) -> Kernels:
+    """Use the native kernels that `cpu_kernels` names from now on; return those in use on the current device.
+
+    Raises:
+        ConfigurationError: a path that is named cannot run here.
+    """
+    if paddle.get_device() != "cpu":
+        return Kernels(PADDLE, "native kernels are for CPUs")
+    return library.use(wanted)
+
+
+def path_in_use() -> str:
+    """Return the path of the kernels in use, on which the last bits of results depend; "paddle" if there are none."""
+    return library.kernels().path if paddle.get_device() == "cpu" else PADDLE
 
 
 def kernel(name: str, arguments: str, *tensors: paddle.Tensor) -> Any:
