@@ -142,7 +142,7 @@ def chunk_rows(vocabulary: int, hidden: int) -> int:
 
 
 class _CrossEntropy(PyLayer):
-    """Summed cross entropy of logits [T, V]; the gradient is P - E, with P = softmax(logits) and E the one-hot labels, in
+    """Summed cross entropy of logits [T, V]; with P their softmax and E the one-hot labels the gradient is P - E in
     rows with a label, else 0.
 
     Paddle's `cross_entropy` on a CPU limits a token's loss to 64: it raises log-probabilities below -64.

@@ -75,8 +75,8 @@ class _RMSNormFunction(PyLayer):
     """With r = 1 / sqrt(mean(x^2) + epsilon) and g the gradient of y = w x r:
     dx = r w g - x r^3 mean(w g x),  dw = sum over rows of r g x.
 
-    A native kernel computes them in one pass each. In Paddle's operators row and column sums are products with a vector,
-    because its reductions on a CPU are several times slower.
+    A native kernel computes them in one pass each. With Paddle's operators row and column sums are products with a
+    vector, because its reductions on a CPU are several times slower.
     """
 
     @staticmethod

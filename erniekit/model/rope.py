@@ -19,7 +19,6 @@ from erniekit.model.architectures.rope_scaling import Frequencies
 from erniekit.model.autograd import apply, disable_autocast
 from erniekit.model.kernels import fused_kernels, fused_rotary
 
-
 KERNEL = ("rotary", "lllifpppp")
 
 
@@ -63,8 +62,8 @@ def apply_rotary(x_TND: paddle.Tensor, tables: RotaryTables) -> paddle.Tensor:
 class _ApplyRotary(PyLayer):
     """y = x cos + (x R) sin, where R rotates every pair by a quarter turn; dx = g cos + (g sin) R^T.
 
-    A native kernel turns the pairs, and turns gradients back. Paddle's operators make the quarter turn as a product with
-    a D x D matrix of 0 and +-1: exact, and far faster than strided copies.
+    A native kernel turns the pairs, and turns gradients back. Paddle's operators make the quarter turn as a product
+    with a D x D matrix of 0 and +-1: exact, and far faster than strided copies.
     """
 
     @staticmethod
