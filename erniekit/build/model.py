@@ -54,9 +54,8 @@ def select_device(config: Config) -> str:
     device = use_device(config.basic.device)
     threads = cpu_settings()["OMP_NUM_THREADS"]
     logger.info(f"device: {device}" + (f", {threads} thread{'s' if threads != '1' else ''}" if device == "cpu" else ""))
-    if not device.startswith("gpu"):
-        for line in config.ignored_on_cpu():
-            logger.info(line)
+    for line in config.ignored_on_gpu() if device.startswith("gpu") else config.ignored_on_cpu():
+        logger.info(line)
     choose_kernels(config)
     return device
 
