@@ -13,6 +13,7 @@ import paddle
 import paddle.nn.functional as F
 from paddle.autograd import PyLayer
 
+from erniekit.model import bf16
 from erniekit.model.autograd import filter_gradients, needs_grad
 from erniekit.model.decoder import Decoder, Head
 from erniekit.model.new_rows import NewRows, add_rows_at, add_rows_gradient, hidden_gradient, logits_of, weight_at
@@ -194,7 +195,7 @@ class _FusedHeadLoss(PyLayer):
                 at_targets = _zero_nonlocal(weight_at(projection, new_rows, columns), is_local)
                 grad_hidden.append(hidden_gradient(probabilities, projection, new_rows).subtract_(at_targets))
             if grad_projection is not None:
-                grad_projection.add_(paddle.matmul(probabilities, rows, transpose_x=True))
+                bf16.head_add_matmul(grad_projection, probabilities, rows)
                 grad_projection.index_add_(columns, 0, _zero_nonlocal(-rows, is_local))
             if new_rows is not None and grad_rows is not None:
                 add_rows_gradient(grad_rows, new_rows, probabilities, rows)
@@ -240,7 +241,7 @@ class _FusedLogProbabilities(PyLayer):
         weights = [hidden, projection] if values is None else [hidden, projection, values]
         new_rows = None if values is None else NewRows(values, *place)
         ctx.save_for_backward(targets, *weights)
-        ctx.tp, ctx.place = tp, place
+        ctx.tp, ctx.place, ctx.products = tp, place, bf16.enabled()
         ctx.needs_input_grad = needs_grad(*weights)
         log_probabilities, is_correct = [], []
         for rows in _chunks(hidden, projection):
@@ -253,6 +254,7 @@ class _FusedLogProbabilities(PyLayer):
         return paddle.concat(log_probabilities), correct_T
 
     @staticmethod
+    @bf16.as_in_forward
     def backward(ctx, grad, _):  # type: ignore[no-untyped-def]
         targets, hidden, projection, *values = ctx.saved_tensor()
         new_rows = NewRows(*values, *ctx.place) if values else None
@@ -270,7 +272,7 @@ class _FusedLogProbabilities(PyLayer):
                 at_targets = _zero_nonlocal(weight_at(projection, new_rows, columns) * weights, is_local)
                 grad_hidden.append(at_targets - hidden_gradient(weighted, projection, new_rows))
             if grad_projection is not None:
-                grad_projection.subtract_(paddle.matmul(weighted, hidden[rows], transpose_x=True))
+                grad_projection.subtract_(bf16.head_matmul(weighted, hidden[rows], transpose_x=True))
                 grad_projection.index_add_(columns, 0, _zero_nonlocal(hidden[rows] * weights, is_local))
             if new_rows is not None and any(for_rows):
                 add_rows_gradient(grad_rows[0], new_rows, -weighted, hidden[rows])
