@@ -242,9 +242,10 @@ def test_adapters_compute_as_numpy_does(settings, in_numpy):
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize("granularity", ["full", "full_attn", "core_attn"])
 @pytest.mark.parametrize("family", [{}, EXPERTS], ids=["dense", "experts"])
 @pytest.mark.parametrize("kept", [False, True], ids=["rounded at every use", "rounded once"])
-def test_recomputation_gives_the_same_bits(use_reentrant, family, kept):
+def test_recomputation_gives_the_same_bits(use_reentrant, granularity, family, kept):
     def run(recompute):
         decoder = with_blocks_in_bfloat16(tiny_model(hidden_dropout=0.2, **family))
         decoder.recompute = recompute
@@ -255,7 +256,7 @@ def test_recomputation_gives_the_same_bits(use_reentrant, family, kept):
             return loss_and_gradients(decoder)
 
     loss, gradients = run(None)
-    again, recomputed = run(Recompute(use_reentrant, 0, "full"))
+    again, recomputed = run(Recompute(use_reentrant, 0, granularity))
     assert again == loss
     for name, gradient in gradients.items():
         np.testing.assert_array_equal(recomputed[name], gradient, err_msg=name)
