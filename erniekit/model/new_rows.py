@@ -114,24 +114,3 @@ def add_rows_gradient(total: Tensor, rows: NewRows, grad_TV: Tensor, hidden_TH: 
     if rows.stop > rows.start:
         own = bf16.head_matmul(grad_TV[:, rows.start : rows.stop], hidden_TH, transpose_x=True)
         total[rows.here] = total[rows.here] + own
-
-
-def weight_at(weight: Tensor, rows: NewRows | None, columns_T: Tensor) -> Tensor:
-    """Return the rows of W' for these columns of the logits, [T, H]."""
-    found = weight[columns_T]
-    if rows is None or rows.stop == rows.start:
-        return found
-    is_new, numbers = _new_columns(rows, columns_T)
-    return paddle.where(is_new.unsqueeze(1), rows.values[numbers], found)
-
-
-def add_rows_at(total: Tensor, rows: NewRows, columns_T: Tensor, values_TH: Tensor) -> None:
-    """Add in place values[t] to the gradient of the row of R that column t stands for, if it stands for one."""
-    if rows.stop > rows.start:
-        is_new, numbers = _new_columns(rows, columns_T)
-        total.index_add_(numbers, 0, values_TH * is_new.astype(values_TH.dtype).unsqueeze(1))
-
-
-def _new_columns(rows: NewRows, columns_T: Tensor) -> tuple[Tensor, Tensor]:
-    is_new = (columns_T >= rows.start) & (columns_T < rows.stop)
-    return is_new, paddle.where(is_new, columns_T - rows.start + rows.offset, paddle.zeros_like(columns_T))
