@@ -18,6 +18,7 @@ from erniekit.model.autograd import filter_gradients, needs_grad
 from erniekit.model.decoder import Decoder, Head
 from erniekit.model.new_rows import NewRows, add_rows_gradient, hidden_gradient, logits_of
 from erniekit.model.norm import expand_like
+from erniekit.model.products import add_product
 from erniekit.model.tensor_parallel import TensorParallel
 
 IGNORE_INDEX = -100
@@ -193,7 +194,7 @@ class _FusedHeadLoss(PyLayer):
             if for_hidden:
                 grad_hidden.append(hidden_gradient(grad_logits, projection, new_rows))
             if grad_projection is not None:
-                grad_projection.add_(paddle.matmul(grad_logits, rows, transpose_x=True))
+                add_product(grad_projection, grad_logits, rows)
             if new_rows is not None and grad_rows is not None:
                 add_rows_gradient(grad_rows, new_rows, grad_logits, rows)
         ctx.gradients = (paddle.concat(grad_hidden) if for_hidden else None, grad_projection, grad_rows)
@@ -262,7 +263,7 @@ class _FusedLogProbabilities(PyLayer):
             if for_hidden:
                 grad_hidden.append(hidden_gradient(grad_logits, projection, new_rows))
             if grad_projection is not None:
-                grad_projection.add_(paddle.matmul(grad_logits, hidden[rows], transpose_x=True))
+                add_product(grad_projection, grad_logits, hidden[rows])
             if new_rows is not None and any(for_rows):
                 add_rows_gradient(grad_rows[0], new_rows, grad_logits, hidden[rows])
         gradients = (paddle.concat(grad_hidden) if for_hidden else None, grad_projection, *grad_rows)
