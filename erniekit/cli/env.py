@@ -97,8 +97,17 @@ def _capabilities() -> dict[str, str]:
         "attention": "FlashMask kernel of the GPU"
         if gpu
         else "exact CPU equivalent of FlashMask, one document at a time",
+        "CPU kernels": _kernels(),
         "training precision": "fp32, or products in bf16"
         if not gpu
         else "fp32 with attention in bf16, bf16, fp16 (not tested by us on a GPU)",
         "bf16, fp16": "with bf16: true or fp16: true" if gpu else f"bf16: {_bfloat16_on_this_cpu()}; fp16: fp32 runs",
     }
+
+
+def _kernels() -> str:
+    from erniekit.native import library
+
+    kernels = library.kernels()
+    path = "Paddle's operators" if kernels.path == library.PADDLE else kernels.path
+    return f"{path}: {kernels.reason}"
