@@ -87,19 +87,20 @@ def apply_mixed_precision(config: Config, model: Decoder, log_level: int = loggi
     from erniekit.model.kernels import fused_kernels
     from erniekit.model.linear import Linear
 
-    biases = (layer.bias for layer in model.sublayers() if isinstance(layer, Linear))
-    if fused_kernels().linear and all(bias is None for bias in biases):
+    linear_layers = [layer for layer in model.sublayers() if isinstance(layer, Linear)]
+    if fused_kernels().linear and all(layer.bias is None for layer in linear_layers):
         logger.log(log_level, "`fuse_linear` has no effect: no linear layer of this model has a bias")
     precision = mixed_precision(config)
+    are_quantized = any(layer.product is not None for layer in linear_layers)
     lines = [] if precision is None else unknown_operators(config)
-    for line in [*lines, *_of_bfloat16_on_a_cpu(config)]:
+    for line in [*lines, *_of_bfloat16_on_a_cpu(config, are_quantized)]:
         logger.log(log_level, line)
     if precision is not None:
         precision.apply_to(model)
         logger.log(log_level, f"mixed precision: {precision}")
 
 
-def _of_bfloat16_on_a_cpu(config: Config) -> list[str]:
+def _of_bfloat16_on_a_cpu(config: Config, has_quantized_weights: bool) -> list[str]:
     """Return a line for each value of section 1.8 that changes nothing on a CPU with `bf16: true`, which is another
     question than in `Config.ignored_on_cpu`: the processor answers it."""
     import paddle
@@ -122,10 +123,12 @@ def _of_bfloat16_on_a_cpu(config: Config) -> list[str]:
         if flag in flags and not reason_ignored(config, flag):
             origin = config.origin("unified_checkpoint_config")
             lines.append(f"`unified_checkpoint_config` ({origin}): {flag} has no effect: weights are float32 on a CPU")
+    if has_quantized_weights:
+        origin = config.origin("weight_quantize_algo")
+        lines.append(f"`weight_quantize_algo` ({origin}): on a CPU quantized weights multiply in float32")
     if mixed_precision(config) is None:
-        lines.append(
-            f"`amp_custom_black_list` ({config.origin('amp_custom_black_list')}): fp32 runs: no product is left"
-        )
+        origin = config.origin("amp_custom_black_list")
+        lines.append(f"`amp_custom_black_list` ({origin}): fp32 runs: no product is left")
     return lines
 
 

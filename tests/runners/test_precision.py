@@ -198,6 +198,28 @@ def test_experts_and_adapters_compute_in_bfloat16(
 
 
 @needs_bfloat16
+def test_quantized_weights_multiply_in_float32(train_adapters: Callable[..., Any]) -> None:
+    values = {"weight_quantize_algo": "weight_only_int8", "max_steps": 2}
+    plain, wide = train_adapters(**values), train_adapters(**values, **ALWAYS)
+    assert differs_slightly(plain, wide)  # the head and the adapters
+    assert "`weight_quantize_algo` (config.yaml:" in wide.said
+    assert "): on a CPU quantized weights multiply in float32" in wide.said
+    assert "multiply in float32" not in plain.said
+
+
+@needs_bfloat16
+@pytest.mark.distributed
+@pytest.mark.slow
+def test_ranks_round_as_one_process_does(train: Callable[..., Any], train_on_ranks: Callable[..., Any]) -> None:
+    level = {**ALWAYS, "fp16_opt_level": "O2", "per_device_train_batch_size": 1}
+    alone = train(**level, gradient_accumulation_steps=2)
+    shards = train_on_ranks(**level, sharding="stage3", sharding_parallel_degree=2)
+    halves = train_on_ranks(**level, gradient_accumulation_steps=2, tensor_parallel_degree=2)
+    for ranks in (shards, halves):
+        np.testing.assert_allclose(ranks.losses, alone.losses, rtol=1e-4)
+
+
+@needs_bfloat16
 def test_a_run_resumes_to_the_same_bits_and_is_told_of_another_precision(train: Callable[..., Any]) -> None:
     saving = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
     whole = train(**saving, **ALWAYS)
