@@ -56,8 +56,8 @@ def is_faster() -> tuple[bool, str]:
 def products(enabled: frozenset[str] = PRODUCTS) -> Iterator[None]:
     """Compute these products in bfloat16 inside, and the others in float32; gradients like their forward pass.
 
-    Only float32 tensors on a CPU in eager mode are rounded, so a program that is recorded stays in float32. Check
-    `is_available` before.
+    Only float32 tensors on a CPU in eager mode are rounded, so a program that is recorded stays in float32. Where
+    `is_available` says no, the rounded operands are multiplied in float32: the same up to the order of sums, but slow.
     """
     token = _enabled.set(enabled)
     try:
@@ -188,6 +188,9 @@ def _multiply(
     n = b.shape[0] if transpose_b else b.shape[1]
     if 0 in (m, n, k):
         return paddle.zeros([m, n]) if add_to is None else add_to
+    if onednn.problem() is not None:  # `products` was asked for all the same
+        product = paddle.matmul(a.astype("float32"), b.astype("float32"), transpose_a, transpose_b)
+        return product if add_to is None else add_to.add_(product)
     out = paddle.empty([m, n]) if add_to is None else add_to
     onednn.multiply(
         m,
@@ -208,7 +211,10 @@ def _rounded(x: Tensor) -> Tensor:
     x = x.contiguous()
     width = x.shape[-1]
     size = math.prod(x.shape)
-    out = paddle.empty([size // width if width else 0, width], "bfloat16")
+    shape = [size // width if width else 0, width]
+    if onednn.problem() is not None:
+        return x.reshape(shape).astype("bfloat16")
+    out = paddle.empty(shape, "bfloat16")
     onednn.round_to_bfloat16(size, x.data_ptr(), out.data_ptr())
     return out
 
