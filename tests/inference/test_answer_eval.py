@@ -111,11 +111,12 @@ def test_an_endless_answer_is_cut_and_counted(
     word = tokenizer.encode("c b a")
     limit = 2 * len(word) + 16
 
-    def generate(decoder: Any, prompts: Any, sampling: Any, **audio: Any) -> list[list[int]]:
-        endless = (word * 100)[: sampling.max_new_tokens]
+    def answer_requests(decoder: Any, requests: Any, **_: Any) -> list[list[int]]:
+        assert {request.room for request in requests} == {limit + 1}
+        endless = (word * 100)[: limit + 1]
         return [endless, endless[:limit], word]
 
-    monkeypatch.setattr(answer_eval, "generate", generate)
+    monkeypatch.setattr(answer_eval, "answer_requests", answer_requests)
     metrics = build_evaluator(model, [write(tmp_path / "a.jsonl", [RECORDS[3]] * 3)], tmp_path)(model.decoder)
     found = samples(tmp_path)
     assert [sample.get("cut", False) for sample in found] == [True, False, False]
@@ -135,11 +136,11 @@ def test_questions_without_room_for_an_answer_are_counted(model: ChatModel, tmp_
 def test_memory_does_not_grow_with_the_file(model: ChatModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     held: list[int] = []
 
-    def generate(decoder: Any, prompts: Any, sampling: Any, **audio: Any) -> list[list[int]]:
+    def answer_requests(decoder: Any, requests: Any, **_: Any) -> list[list[int]]:
         held.append(tracemalloc.get_traced_memory()[0])
-        return [[1] * 20 for _ in prompts]
+        return [[1] * 20 for _ in requests]
 
-    monkeypatch.setattr(answer_eval, "generate", generate)
+    monkeypatch.setattr(answer_eval, "answer_requests", answer_requests)
 
     def peak_memory_of(records: int) -> int:
         lines = [{"src": [f"Say {number} " + "and more " * 150], "tgt": ["as asked"]} for number in range(records)]
