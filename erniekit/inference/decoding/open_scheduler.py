@@ -7,6 +7,7 @@ from typing import Any
 from erniekit.export.saved_program import SavedProgram
 from erniekit.inference.decoding.blocks import blocks_of
 from erniekit.inference.decoding.decoder_step import DecoderStep
+from erniekit.inference.decoding.native_step import NativeStep, refusal
 from erniekit.inference.decoding.program_step import ProgramStep
 from erniekit.inference.decoding.scheduler import MAX_RUNNING, Scheduler
 from erniekit.inference.decoding.step import BLOCK_TOKENS, Step
@@ -21,8 +22,7 @@ def open_scheduler(model: Any, *, max_running: int = MAX_RUNNING) -> Scheduler:
         model: a decoder, a pipeline of its stages, or an exported program.
         max_running: how many requests are computed side by side.
     """
-    blocks = block_count(model)
-    return Scheduler(_open_step(model, blocks), blocks, max_running=max_running)
+    return Scheduler(open_step(model), block_count(model), max_running=max_running)
 
 
 def block_count(model: Any) -> int:
@@ -41,8 +41,8 @@ def block_count(model: Any) -> int:
     return max(CACHE_BYTES // block_bytes, blocks_of(config.max_position_embeddings))
 
 
-def _open_step(model: Any, blocks: int) -> Step:
-    """Return what computes the steps of a model, and holds `blocks` blocks."""
+def open_step(model: Any) -> Step:
+    """Return what computes the steps of a model: in one call of our C library where it can."""
     if isinstance(model, SavedProgram):
         return ProgramStep(model)
-    return DecoderStep(model)
+    return NativeStep(model) if refusal(model) is None else DecoderStep(model)

@@ -86,8 +86,8 @@ class _Sequence:
 class Scheduler:
     """Answers requests that may arrive and leave between any two steps; for one thread at a time.
 
-    Weights may change while nothing is under way. A step that raises leaves every request as it was; the one at fault
-    can be cancelled.
+    It is for weights that stay as they are; when they have changed, open another one, which costs next to nothing. A
+    step that raises leaves every request as it was; the one at fault can be cancelled.
 
     Args:
         step: computes logits and holds the keys and values.

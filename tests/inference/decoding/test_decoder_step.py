@@ -9,10 +9,12 @@ from erniekit.inference.decoding import cache_attention
 from erniekit.inference.decoding.blocks import BlockTables
 from erniekit.inference.decoding.cache_attention import length_classes
 from erniekit.inference.decoding.decoder_step import DecoderStep
+from erniekit.inference.decoding.native_step import NativeStep
 from erniekit.inference.decoding.open_scheduler import CACHE_BYTES, block_count, open_scheduler
 from erniekit.inference.decoding.scheduler import Request, Scheduler
 from erniekit.inference.decoding.step import BLOCK_TOKENS, StepBatch
 from erniekit.inference.sampling import Sampling
+from erniekit.native import library
 from tests.model.tiny import logits_of, tiny_model
 
 FAMILIES = {
@@ -172,8 +174,19 @@ def test_blocks_have_room_for_the_longest_request_and_a_bound():
 
 def test_memory_is_taken_as_it_is_used():
     decoder = tiny_model()
-    scheduler = open_scheduler(decoder)
+    step = DecoderStep(decoder)
+    scheduler = Scheduler(step, block_count(decoder))
     scheduler.submit(Request([1, 2, 3], Sampling(), 40))
     while scheduler.unfinished:
         scheduler.step()
-    assert scheduler._step._blocks.count == 4
+    assert step._blocks.count == 4
+
+
+def test_a_model_gets_the_step_that_can_compute_it(monkeypatch):
+    plain, experts = tiny_model(), tiny_model(model_type="qwen2_moe")
+    assert isinstance(open_scheduler(experts)._step, DecoderStep)
+    if library.function("decode_step", "pplpp") is None:
+        pytest.skip("there is no library of kernels here")
+    assert isinstance(open_scheduler(plain)._step, NativeStep)
+    monkeypatch.setattr(library, "function", lambda name, arguments: None)  # as with `cpu_kernels: paddle`
+    assert isinstance(open_scheduler(plain)._step, DecoderStep)
