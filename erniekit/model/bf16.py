@@ -77,6 +77,20 @@ def enabled() -> frozenset[str]:
     return _enabled.get()
 
 
+def with_products_of_now(function: Callable[..., Result]) -> Callable[..., Result]:
+    """Return `function` with the products that are in bfloat16 here, wherever it is called: recomputation calls a part
+    of a block again in the backward pass, outside of the block."""
+    here = enabled()
+    if not here:
+        return function
+
+    def run(*arguments: Any) -> Result:
+        with products(here):
+            return function(*arguments)
+
+    return run
+
+
 def as_in_forward(backward: Callable[..., Result]) -> Callable[..., Result]:
     """Let the backward pass of a PyLayer compute the products in bfloat16 that its forward pass did, which has stored
     `enabled()` as `ctx.products`: a backward pass runs outside of the block."""

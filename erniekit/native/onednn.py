@@ -9,17 +9,16 @@ ints, as of `Tensor.data_ptr()`; ctypes releases Python's lock while oneDNN comp
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import time
 from array import array
-from collections.abc import Iterator
-from contextlib import contextmanager
 from ctypes import POINTER, byref, c_char, c_float, c_int, c_int64, c_size_t, c_void_p
 from functools import lru_cache
 from itertools import product as combinations
 from pathlib import Path
 from typing import Any
 from weakref import finalize
+
+from erniekit.native.openmp import paddle_libraries, runtime, threads
 
 # Constants of dnnl_types.h, version 3.
 VERSION = 3
@@ -158,18 +157,6 @@ def speedup() -> float:
     return min(slow for slow, _ in times) / min(fast for _, fast in times)
 
 
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    """Let products of the calling thread use this many threads."""
-    openmp = _openmp()
-    before = int(openmp.omp_get_max_threads())
-    openmp.omp_set_num_threads(count)
-    try:
-        yield
-    finally:
-        openmp.omp_set_num_threads(before)
-
-
 def _seconds(function: Any) -> float:
     start = time.thread_time()
     function()
@@ -181,27 +168,14 @@ def _seconds(function: Any) -> float:
 
 @lru_cache(maxsize=1)
 def _library_file() -> Path | None:
-    spec = importlib.util.find_spec("paddle")
-    if spec is None or spec.origin is None:
-        return None
-    folder = Path(spec.origin).parent / "libs"
-    return next((file for file in sorted(folder.glob("libdnnl.so*")) if (folder / "libiomp5.so").is_file()), None)
-
-
-@lru_cache(maxsize=1)
-def _openmp() -> Any:
-    """Load Paddle's OpenMP runtime, and make its symbols those of libraries that are loaded later."""
-    file = _library_file()
-    assert file is not None
-    return ctypes.CDLL(str(file.parent / "libiomp5.so"), mode=ctypes.RTLD_GLOBAL)
+    folder = paddle_libraries()
+    return None if folder is None or runtime() is None else next(iter(sorted(folder.glob("libdnnl.so*"))), None)
 
 
 @lru_cache(maxsize=1)
 def _library() -> Any:
-    """Load the library, bound to Paddle's OpenMP runtime, so that the two share their threads."""
     file = _library_file()
     assert file is not None  # `problem` has asked
-    _openmp()
     library = ctypes.CDLL(str(file))
     for name, arguments in _FUNCTIONS.items():
         getattr(library, name).argtypes = arguments

@@ -12,7 +12,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from erniekit.native import onednn
+from erniekit.native import onednn, openmp
 
 pytestmark = pytest.mark.skipif(onednn.problem() is not None, reason=str(onednn.problem()))
 
@@ -112,18 +112,18 @@ def test_several_threads_at_once_give_what_one_gives():
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_the_same_operands_give_the_same_bits(threads):
     a, b = matrix(300, 700, 0), matrix(700, 500, 1)
-    with onednn.threads(threads):
+    with openmp.threads(threads):
         first = multiply(a, b, transpose_a=True)
         assert all((multiply(a, b, transpose_a=True) == first).all() for _ in range(5))
 
 
 def test_products_use_the_threads_of_paddles_runtime():
     code = (
-        "import ctypes, os; from erniekit.native import onednn\n"
+        "import ctypes, os; from erniekit.native import onednn, openmp\n"
         "def threads(): onednn.speedup.__wrapped__(); onednn.multiply(512, 512, 512, *map(ctypes.addressof, buffers));"
         " return len(os.listdir('/proc/self/task'))\n"
         "buffers = [(ctypes.c_float * 512**2)() for _ in range(3)]\n"
-        "alone = threads(); onednn._openmp().omp_set_num_threads(3); print(alone, threads())"
+        "alone = threads(); openmp.runtime().omp_set_num_threads(3); print(alone, threads())"
     )
     alone, three = map(int, _run(code, OMP_NUM_THREADS="1").split())
     assert three >= alone + 2
@@ -164,9 +164,9 @@ def test_statuses_of_the_library_are_errors():
 
 
 def test_the_measured_rate_is_that_of_one_thread_and_threads_are_restored():
-    with onednn.threads(3):
+    with openmp.threads(3):
         assert 0.2 < onednn.speedup.__wrapped__() < 40
-        assert onednn._openmp().omp_get_max_threads() == 3
+        assert openmp.runtime().omp_get_max_threads() == 3
 
 
 def _run(code, **environment):
