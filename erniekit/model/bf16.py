@@ -22,6 +22,7 @@ from paddle.autograd import PyLayer
 from paddle.base.framework import EagerParamBase
 
 from erniekit.model.autograd import filter_gradients, needs_grad
+from erniekit.model.products import add_product
 from erniekit.native import onednn
 
 Result = TypeVar("Result")
@@ -141,7 +142,7 @@ def head_add_matmul(total: Tensor, a: Tensor, b: Tensor) -> None:
     if computes(HEAD, total, a, b) and total.is_contiguous():
         _multiply(_rounded_input(a), _rounded(b), transpose_a=True, add_to=total)
     else:
-        total.add_(paddle.matmul(a, b, transpose_x=True))
+        add_product(total, a, b)
 
 
 class _Linear(PyLayer):
