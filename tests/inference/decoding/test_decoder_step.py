@@ -62,7 +62,9 @@ class Sequences:
 
 @pytest.fixture(params=list(FAMILIES))
 def decoder(request):
-    return tiny_model(seed=2, **FAMILIES[request.param])
+    decoder = tiny_model(seed=2, **FAMILIES[request.param])
+    decoder.to(dtype="float64")  # one of them amplifies rounding
+    return decoder
 
 
 def texts_of(*lengths):
@@ -73,7 +75,7 @@ def texts_of(*lengths):
 def check(found, sequences, expected):
     for number, logits in found.items():
         np.testing.assert_allclose(
-            logits, expected[number][sequences.cached[number] - 1], rtol=0, atol=2e-5 * np.abs(expected[number]).max()
+            logits, expected[number][sequences.cached[number] - 1], rtol=0, atol=1e-6 * np.abs(expected[number]).max()
         )
 
 
