@@ -1,5 +1,7 @@
 // Products of a few rows with a weight that is read once, whatever its form; those of many rows go to MKL.
 // Each number of y is one sum in one order, whatever the number of rows and of threads is.
+#include <stdbool.h>
+
 #include "decode.h"
 #if defined(__AVX2__)
 #include <immintrin.h>
@@ -11,6 +13,7 @@
 #define STRIP 4            // vectors of a strip of a panel, which stays in the first cache
 #define STEP (2 * VL)      // inputs that are read at once of W [out, in]
 #define DENSE_OUTPUTS 64   // outputs whose codes become float32 at once, for MKL
+#define NEAR_OUTPUTS 8     // the same for products of our own, so that they stay in a near cache
 #if VL == 16
 #define MOST_ROWS 6        // of sums in registers
 #else
@@ -134,8 +137,9 @@ INLINE vf from_bytes(const int8_t* from) {
 #endif
 }
 
+// Of nibbles; groups are powers of two.
 INLINE float scale_at(const Linear* w, int64_t o, int64_t i) {
-    return w->form == BYTES ? w->scales[o] : w->scales[o * (w->inputs / w->group) + i / w->group];
+    return w->scales[(o * w->inputs + i) >> __builtin_ctzll((uint64_t)w->group)];
 }
 
 // STEP weights of output o from input i on; of nibbles first those of even inputs, then those of odd ones.
@@ -262,28 +266,47 @@ static void split_pairs(const Linear* w, int64_t rows, const float* x, int64_t x
     }
 }
 
-static void few_rows(const Linear* w, Range columns, int64_t rows, const float* x, int64_t x_line, float* y,
-                     int64_t line) {
-    switch (w->form) {
-        case INPUTS_FIRST: inputs_first(w, columns, rows, x, x_line, y, line); break;
-        case OUTPUTS_FIRST: outputs_first(OUTPUTS_FIRST, w, columns, rows, x, x_line, y, line); break;
-        case BYTES: outputs_first(BYTES, w, columns, rows, x, x_line, y, line); break;
-        case NIBBLES: outputs_first(NIBBLES, w, columns, rows, x, x_line, y, line); break;
-    }
-}
-
-// float32 weights [count, in] of quantized outputs from o on, in the order of split_pairs.
+// float32 weights [count, in] of quantized outputs from o on, in the order of split_pairs; those of bytes in units of the
+// scale.
 INLINE void make_dense(const enum Form form, const Linear* w, int64_t o, int64_t count, float* dense) {
     int64_t whole = whole_steps(w);
     for (int64_t j = 0; j < count; j++, dense += w->inputs) {
-        vf scale = splat(form == BYTES ? w->scales[o + j] : 1.0f);
         for (int64_t i = 0; i < whole; i += STEP) {
             vf first, second;
             read_weights(form, w, o + j, i, &first, &second);
-            store(dense + i, first * scale), store(dense + i + VL, second * scale);
+            store(dense + i, first), store(dense + i + VL, second);
         }
-        for (int64_t i = whole; i < w->inputs; i++) dense[i] = read_weight(form, w, o + j, i) * scale[0];
+        for (int64_t i = whole; i < w->inputs; i++) dense[i] = read_weight(form, w, o + j, i);
     }
+}
+
+// Multiply what `units` of bytes have summed.
+static void scale_columns(const Linear* w, int64_t o, int64_t count, int64_t rows, float* y, int64_t line) {
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t j = o; j < o + count; j++) y[r * line + j] *= w->scales[j];
+}
+
+// Codes of a few outputs become float32 once for all rows; each sum is as it is without.
+INLINE void dense_outputs(const enum Form form, const Linear* w, Range columns, int64_t rows, const float* x,
+                          int64_t x_line, float* y, int64_t line, float* dense) {
+    for (int64_t o = columns.begin; o < columns.end; o += NEAR_OUTPUTS) {
+        int64_t count = columns.end - o < NEAR_OUTPUTS ? columns.end - o : NEAR_OUTPUTS;
+        Linear units = {.form = OUTPUTS_FIRST, .inputs = w->inputs, .outputs = count, .weight = dense};
+        make_dense(form, w, o, count, dense);
+        outputs_first(OUTPUTS_FIRST, &units, (Range){0, count}, rows, x, x_line, y + o, line);
+        if (form == BYTES) scale_columns(w, o, count, rows, y, line);
+    }
+}
+
+static void few_rows(const Linear* w, Range columns, int64_t rows, const float* x, int64_t x_line, float* y,
+                     int64_t line, float* dense) {
+    bool once = rows > TILE_ROWS;
+    if (w->form == INPUTS_FIRST) inputs_first(w, columns, rows, x, x_line, y, line);
+    else if (w->form == OUTPUTS_FIRST) outputs_first(OUTPUTS_FIRST, w, columns, rows, x, x_line, y, line);
+    else if (w->form == BYTES && once) dense_outputs(BYTES, w, columns, rows, x, x_line, y, line, dense);
+    else if (w->form == BYTES) outputs_first(BYTES, w, columns, rows, x, x_line, y, line);
+    else if (once) dense_outputs(NIBBLES, w, columns, rows, x, x_line, y, line, dense);
+    else outputs_first(NIBBLES, w, columns, rows, x, x_line, y, line);
 }
 
 static void many_rows(Sgemm* sgemm, const Linear* w, Range columns, int64_t rows, const float* x, int64_t x_line, float* y,
@@ -303,6 +326,7 @@ static void many_rows(Sgemm* sgemm, const Linear* w, Range columns, int64_t rows
             else make_dense(NIBBLES, w, o, count, dense);
             sgemm(ROW_MAJOR, AS_IT_IS, TRANSPOSED, (int)rows, (int)count, inputs, 1.0f, x, (int)x_line, dense, inputs, 0.0f,
                   y + o, (int)line);
+            if (w->form == BYTES) scale_columns(w, o, count, rows, y, line);
         }
 }
 
@@ -341,7 +365,7 @@ void decode_linear(Team team, Sgemm* sgemm, const Linear* w, int64_t rows, const
     } else {
         for (int64_t r = 0; r < rows; r += FEW_ROWS)
             few_rows(w, columns, rows - r < FEW_ROWS ? rows - r : FEW_ROWS, read + r * read_line, read_line, y + r * line,
-                     line);
+                     line, spare);
     }
     if (w->rank) add_adapter(w, columns, rows, x, x_line, y, line, spare);
     for (int64_t r = 0; r < rows; r++)
