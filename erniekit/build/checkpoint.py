@@ -22,6 +22,7 @@ from erniekit.build.adapters import (
 from erniekit.build.checks import batch_settings
 from erniekit.build.data import RunData
 from erniekit.build.model import initial_weights
+from erniekit.build.precision import precision_identity
 from erniekit.config import Config
 from erniekit.config.sections.checkpoint import NAME, reason_ignored
 from erniekit.environment import cpu_settings, package_versions
@@ -128,7 +129,7 @@ def run_identity(config: Config, model: Decoder, data: RunData) -> RunIdentity:
         seed=config.training.seed,
         data_fingerprint=data.plan.dataset.fingerprint,
         batches=batch_settings(config, data.dp_rank.dp_world_size),
-        cpu_settings=cpu_settings() | {"cpu_kernels": path_in_use()},
+        cpu_settings=cpu_settings() | {"cpu_kernels": path_in_use()} | precision_identity(config),
         versions=package_versions(),
         base_weights=base_fingerprint(model),
     )

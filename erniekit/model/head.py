@@ -13,12 +13,11 @@ import paddle
 import paddle.nn.functional as F
 from paddle.autograd import PyLayer
 
-from erniekit.model import native
+from erniekit.model import bf16, native
 from erniekit.model.autograd import filter_gradients, needs_grad
 from erniekit.model.decoder import Decoder, Head
 from erniekit.model.new_rows import NewRows, add_rows_gradient, hidden_gradient, logits_of
 from erniekit.model.norm import expand_like
-from erniekit.model.products import add_product
 from erniekit.model.tensor_parallel import TensorParallel
 
 IGNORE_INDEX = -100
@@ -194,7 +193,7 @@ class _FusedHeadLoss(PyLayer):
             if for_hidden:
                 grad_hidden.append(hidden_gradient(grad_logits, projection, new_rows))
             if grad_projection is not None:
-                add_product(grad_projection, grad_logits, rows)
+                bf16.head_add_matmul(grad_projection, grad_logits, rows)
             if new_rows is not None and grad_rows is not None:
                 add_rows_gradient(grad_rows, new_rows, grad_logits, rows)
         ctx.gradients = (paddle.concat(grad_hidden) if for_hidden else None, grad_projection, grad_rows)
@@ -237,7 +236,7 @@ class _FusedLogProbabilities(PyLayer):
         weights = [hidden, projection] if values is None else [hidden, projection, values]
         new_rows = None if values is None else NewRows(values, *place)
         ctx.save_for_backward(targets, *weights)
-        ctx.tp, ctx.place = tp, place
+        ctx.tp, ctx.place, ctx.products = tp, place, bf16.enabled()
         ctx.needs_input_grad = needs_grad(*weights)
         log_probabilities, is_correct = [], []
         for rows in _chunks(hidden, projection):
@@ -250,6 +249,7 @@ class _FusedLogProbabilities(PyLayer):
         return paddle.concat(log_probabilities), correct_T
 
     @staticmethod
+    @bf16.as_in_forward
     def backward(ctx, grad, _):  # type: ignore[no-untyped-def]
         targets, hidden, projection, *values = ctx.saved_tensor()
         new_rows = NewRows(*values, *ctx.place) if values else None
@@ -263,7 +263,7 @@ class _FusedLogProbabilities(PyLayer):
             if for_hidden:
                 grad_hidden.append(hidden_gradient(grad_logits, projection, new_rows))
             if grad_projection is not None:
-                add_product(grad_projection, grad_logits, hidden[rows])
+                bf16.head_add_matmul(grad_projection, grad_logits, hidden[rows])
             if new_rows is not None and any(for_rows):
                 add_rows_gradient(grad_rows[0], new_rows, grad_logits, hidden[rows])
         gradients = (paddle.concat(grad_hidden) if for_hidden else None, grad_projection, *grad_rows)

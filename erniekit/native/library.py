@@ -8,7 +8,6 @@ uses the threads of the runtime in Paddle's wheel, as MKL and oneDNN do.
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import platform
 from dataclasses import dataclass
 from functools import cache
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from erniekit.errors import ConfigurationError
-from erniekit.native import compiler
+from erniekit.native import compiler, openmp
 from erniekit.native.compiler import PATHS, NoLibraryError
 
 PREBUILT = Path(__file__).parent / "lib"
@@ -149,8 +148,5 @@ def _share_openmp() -> None:
     Raises:
         NoLibraryError: this build of Paddle has another runtime, or there is no Paddle.
     """
-    spec = importlib.util.find_spec("paddle")
-    file = Path(spec.origin or "").parent / "libs" / "libiomp5.so" if spec else None
-    if file is None or not file.is_file():
+    if openmp.runtime() is None:
         raise NoLibraryError("native kernels need the OpenMP runtime of Paddle's wheel for CPUs, libiomp5.so")
-    ctypes.CDLL(str(file), mode=ctypes.RTLD_GLOBAL)

@@ -164,7 +164,7 @@ def _library_of_another_system(monkeypatch, tmp_path) -> str:
 
 
 def _no_openmp(monkeypatch, tmp_path) -> str:
-    monkeypatch.setattr(library.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(library.openmp, "runtime", lambda: None)
     return "native kernels need the OpenMP runtime of Paddle's wheel for CPUs, libiomp5.so"
 
 
