@@ -7,6 +7,8 @@ import pytest
 
 from .arrays import Output, kernel
 
+pytestmark = pytest.mark.usefixtures("native_path")
+
 RNG = np.random.default_rng(0)
 
 
