@@ -14,7 +14,7 @@ from erniekit.config.sections.moe import MoeParameters
 from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.architectures.parts import decoder_linears, part_of
 from erniekit.model.decoder import Decoder, PipelineStage
-from erniekit.model.device import keep_freed_memory
+from erniekit.model.freed_memory import keep_freed_memory
 from erniekit.model.linear import Linear, initial_weight
 from erniekit.model.lora.config import LoraSettings
 from erniekit.model.lora.fingerprint import AllGatherObject, single_process_all_gather

@@ -33,13 +33,14 @@ import workload
 from paddle import profiler
 
 from erniekit.data.batch import Batch
-from erniekit.model import attention, head, mlp, norm, rope
+from erniekit.model import attention, head, mlp, native_attention, norm, rope
 from erniekit.model.architectures.model_config import ModelConfig
 
 PARTS = {  # the innermost event that encloses a kernel and is named here says what the kernel serves
     "Linear": "linear layers",
     "MatmulGradNode": "linear layers",
     "_BlockAttention": "attention",
+    "_NativeAttention": "attention",
     "_RMSNormFunction": "RMSNorm",
     "_ApplyRotary": "rotary embedding",
     "_SwiGLU": "SwiGLU",
@@ -55,7 +56,14 @@ PARTS = {  # the innermost event that encloses a kernel and is named here says w
     "EmbeddingGradNode": "embedding",
     "step": "sums, norm of the gradient, rest",
 }
-OURS = (attention._BlockAttention, norm._RMSNormFunction, rope._ApplyRotary, mlp._SwiGLU, head._FusedHeadLoss)
+OURS = (
+    attention._BlockAttention,
+    native_attention._NativeAttention,
+    norm._RMSNormFunction,
+    rope._ApplyRotary,
+    mlp._SwiGLU,
+    head._FusedHeadLoss,
+)
 
 
 def name_forwards(functions: Iterable[type]) -> None:
