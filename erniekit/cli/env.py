@@ -98,9 +98,18 @@ def _capabilities() -> dict[str, str]:
         "attention": "FlashMask kernel of the GPU"
         if gpu
         else "exact CPU equivalent of FlashMask, one document at a time",
+        "CPU kernels": _kernels(),
         "training precision": "fp32, products in bf16"
         if not gpu
         else "fp32 with attention in bf16, bf16, fp16 (not tested by us on a GPU)",
         "bf16: true": "acts" if gpu else _bfloat16_on_this_cpu(),
         "fp16: true": "acts" if gpu else "no effect on a CPU: fp32 runs",
     }
+
+
+def _kernels() -> str:
+    from erniekit.native import library
+
+    kernels = library.kernels()
+    path = "Paddle's operators" if kernels.path == library.PADDLE else kernels.path
+    return f"{path}: {kernels.reason}"

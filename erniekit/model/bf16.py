@@ -131,7 +131,16 @@ def linear(x: Tensor, weight: Tensor, transpose_weight: bool = False) -> Tensor:
 def head_matmul(a: Tensor, b: Tensor, transpose_x: bool = False, transpose_y: bool = False) -> Tensor:
     """Compute `paddle.matmul` for a tensor and a matrix of the head, in bfloat16 where its products are; then without a
     gradient."""
-    if not computes(HEAD, a, b):
+    return _matmul(HEAD, a, b, transpose_x, transpose_y)
+
+
+def linear_matmul(a: Tensor, b: Tensor, transpose_x: bool = False, transpose_y: bool = False) -> Tensor:
+    """Compute the same for a linear layer whose weight is no parameter."""
+    return _matmul(LINEAR, a, b, transpose_x, transpose_y)
+
+
+def _matmul(product: str, a: Tensor, b: Tensor, transpose_x: bool, transpose_y: bool) -> Tensor:
+    if not computes(product, a, b):
         return paddle.matmul(a, b, transpose_x, transpose_y)
     out = _multiply(_rounded_input(a), _rounded_weight(b), transpose_a=transpose_x, transpose_b=transpose_y)
     return out if a.ndim == 2 else out.reshape([*a.shape[:-1], out.shape[-1]])

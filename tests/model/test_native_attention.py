@@ -241,11 +241,6 @@ def test_any_number_of_threads_gives_the_same_bits():
             np.testing.assert_array_equal(ours, expected)
 
 
-def paths():
-    best = list(library.PATHS).index(library.processor_path())
-    return list(library.PATHS)[best:]
-
-
 @pytest.mark.parametrize("size", [7, 24, 64])
 def test_every_path_keeps_within_its_arrays(size):
     """Values behind inputs are not a number, values behind outputs stay what they are."""
@@ -265,8 +260,8 @@ def test_every_path_keeps_within_its_arrays(size):
     q, k, v, grad = (guarded(np.prod(shape), rng.standard_normal(shape)) for shape in shapes)
     positions = len(plan.tiles) * COLUMN_TILE
     width = -(-size // 16) * 16
-    for path in paths():
-        kernels = ctypes.CDLL(str(library.find_library(path) or library.compile_library(path)))
+    for path in library.processor_paths():
+        kernels = library._open(path).library
         out, lse = guarded(tokens * heads * size), guarded(tokens * heads)
         dq, dk, dv = (guarded(tokens * n * size) for n in (heads, key_heads, key_heads))
         works = [
@@ -282,9 +277,7 @@ def test_every_path_keeps_within_its_arrays(size):
             ("attention_forward", native_attention._FORWARD, [*arguments, works[0].ctypes.data, *last[:2]]),
             ("attention_backward", native_attention._BACKWARD, [*arguments, works[1].ctypes.data, *last, *ends]),
         ):
-            kernel = getattr(kernels, name)
-            kernel.argtypes, kernel.restype = [library.TYPES[letter] for letter in letters], None
-            kernel(*values)
+            library._function(kernels, name, letters)(*values)
         for array in (out, lse, dq, dk, dv, *works):
             np.testing.assert_array_equal(array[-behind:], np.full(behind, 7, np.float32))
         for name, ours, other in zip(NAMES, (out, dq, dk, dv), expected, strict=True):

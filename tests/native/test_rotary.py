@@ -7,6 +7,8 @@ import pytest
 
 from .arrays import Output, kernel
 
+pytestmark = pytest.mark.usefixtures("native_path")
+
 
 def turn(x, cos, sin, interleaved, direction):
     y = Output(*x.shape)

@@ -140,7 +140,7 @@ def cells(runs: list[tuple[float, float]] | None) -> str:
 
 
 def write_random(folder: Path, config, dtype: str, max_shard_bytes: int) -> None:  # type: ignore[no-untyped-def]
-    from erniekit.model.linear import initial_weight
+    from erniekit.model.initial_weights import initial_weight
     from erniekit.model.storage.precision import to_stored
     from erniekit.model.storage.safetensors import StoredTensor
     from erniekit.model.storage.shards import write_weight_files

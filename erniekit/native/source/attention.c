@@ -10,6 +10,10 @@
 // Scores are in powers of two: queries carry scale * log2(e), and e^x is computed as 2^x.
 #include <stdlib.h>
 
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
 #include "simd.h"
 
 #define TILE 48             // tokens of a tile; attention_plan.COLUMN_TILE is the same number
@@ -18,7 +22,9 @@
 #define LANES (TILE / VL)   // vectors of the keys of a tile
 #define CHUNK 4             // tiles of queries of backward that share a tile of keys in the cache
 #define MAX_WIDTH 256
-#define LOWEST -1e30f       // the score of a masked key: finite, so that a difference of two is not NaN
+#define HIDDEN -1e30f       // the score of a masked key, and
+#define LOWEST -1e29f       // the least peak of a query: finite, so that no difference is NaN, and 2^(HIDDEN - LOWEST) is 0
+#define SLACK 8.0f          // how far scores may exceed the peak that probabilities are relative to
 #define ALIGNED __attribute__((aligned(64)))
 
 typedef uint32_t vu __attribute__((vector_size(4 * VL)));
@@ -61,13 +67,16 @@ static int tile_is_unmasked(const Attention* a, int64_t head, int64_t tile, int 
 }
 
 INLINE int any(vi mask) {
+#if defined(__AVX512F__)
+    return _mm512_movepi32_mask((__m512i)mask) != 0;
+#endif
     int32_t m[VL], all = 0;
     memcpy(m, &mask, sizeof m);
     for (int i = 0; i < VL; i++) all |= m[i];
     return all != 0;
 }
 
-// What the ROWS queries from `first` on see of a tile of keys with these bounds.
+// What ROWS queries from `first` on see of a tile of keys with these bounds.
 static Range seen_range(const int32_t* bounds, int first) {
     Range range = {LANES, 0, 0};
     vi start = splat_int(first), end = splat_int(first + ROWS);
@@ -82,7 +91,15 @@ static Range seen_range(const int32_t* bounds, int first) {
         }
         range.masked |= any(touched);
     }
-    return range;
+    return range.begin < range.end ? range : (Range){0, 0, 0};
+}
+
+// The same for each strip of the queries of a tile.
+static void seen_ranges(const Attention* a, int64_t head, int64_t tile, Tile queries, Range* ranges) {
+    int unmasked = tile_is_unmasked(a, head, tile, queries.first, queries.first + TILE);
+    const int32_t* bounds = bounds_of(a, head, tile);
+    for (int i = 0; i < queries.tokens; i += ROWS)
+        *ranges++ = unmasked ? (Range){0, LANES, 0} : seen_range(bounds, queries.first + i);
 }
 
 INLINE vi hidden_from(const int32_t* bounds, int query) {  // of one vector of keys
@@ -123,20 +140,22 @@ INLINE float kept_scale(const Attention* a) { return 65536.0f / (float)(65536 - 
 
 // ---- arithmetic ----
 
-// 2^x for x <= 128, relative error 1e-7; at least 2^-126, also of lower x. NaN stays NaN.
+// 2^x for x <= 128 with a relative error of 2e-7; 0 for x < -126, or below the smallest number. NaN stays NaN.
 INLINE vf power_of_two(vf x) {
     const vf magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
-    x = choose(x < splat(-126.0f), splat(-126.0f), x);
-    vf shifted = x + magic;
-    vf r = x - (shifted - magic);
-    vf p = splat(1.5353374e-4f);
-    p = p * r + splat(1.3398875e-3f);
-    p = p * r + splat(9.6184374e-3f);
-    p = p * r + splat(5.5503325e-2f);
-    p = p * r + splat(2.4022648e-1f);
-    p = p * r + splat(6.9314720e-1f);
+    vf shifted = x + magic, n = shifted - magic, r = x - n;
+    vf p = splat(1.3264760e-3f);
+    p = p * r + splat(9.6715132e-3f);
+    p = p * r + splat(5.5507337e-2f);
+    p = p * r + splat(2.4022242e-1f);
+    p = p * r + splat(6.9314698e-1f);
     p = p * r + splat(1.0f);
-    return p * as_float((as_int(shifted) << 23) + splat_int(127 << 23));
+#if defined(__AVX512F__)
+    return (vf)_mm512_scalef_ps((__m512)p, (__m512)n);
+#else
+    p *= as_float((as_int(shifted) << 23) + splat_int(127 << 23));
+    return choose(x < splat(-126.0f), splat(0.0f), p);
+#endif
 }
 
 // c [ROWS, columns vectors] = or += a b; element (row, step) of a is a[row * a_row + step * a_step].
@@ -178,6 +197,16 @@ static void multiply(int vectors, int depth, const float* a, int64_t a_row, int6
     }
 }
 
+// Products of a strip of queries and the keys of a tile that it sees: scores = q k^T, and out += scores v.
+static void multiply_keys(const Attention* a, Range range, const float* q, const float* k_columns, float* scores) {
+    int key = range.begin * VL;
+    multiply(range.end - range.begin, a->size, q, a->width, 1, k_columns + key, TILE, scores + key, TILE, 0);
+}
+static void add_from_keys(const Attention* a, Range range, const float* scores, const float* v_rows, float* out) {
+    int key = range.begin * VL, count = (range.end - range.begin) * VL;
+    if (count) multiply(a->width / VL, count, scores + key, TILE, 1, v_rows + key * a->width, a->width, out, a->width, 1);
+}
+
 // ---- copies between the caller's layout [tokens, heads, size] and tiles ----
 
 // Rows [TILE, width] of one head, times `scale`, with zeros where the tile has no token or the head no channel.
@@ -193,41 +222,80 @@ static void copy_rows(const Attention* a, Tile t, const float* x, int64_t heads,
     }
 }
 
+// Transpose VL x VL values: in each step the halves of two rows change places.
+INLINE void transpose(vf* rows) {
+#pragma GCC unroll 4
+    for (int width = VL / 2; width > 0; width /= 2) {
+        vi low, high;
+        for (int i = 0; i < VL; i++) {
+            low[i] = i & width ? VL + i - width : i;
+            high[i] = i & width ? VL + i : i + width;
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < VL; i++)
+            if (!(i & width)) {
+                vf upper = rows[i], lower = rows[i + width];
+                rows[i] = __builtin_shuffle(upper, lower, low);
+                rows[i + width] = __builtin_shuffle(upper, lower, high);
+            }
+    }
+}
+
 // The same, transposed: [size, TILE].
 static void copy_columns(const Attention* a, Tile t, const float* x, int64_t heads, int64_t head, float* columns) {
     const float* from = x + (t.first * heads + head) * a->size;
-    for (int64_t d = 0; d < a->size; d++, columns += TILE) {
-        for (int i = 0; i < t.tokens; i++) columns[i] = from[i * heads * a->size + d];
-        for (int i = t.tokens; i < TILE; i++) columns[i] = 0.0f;
-    }
+    for (int i = 0; i < TILE; i += VL)
+        for (int64_t d = 0; d < a->size; d += VL) {
+            vf block[VL];
+            const int64_t left = a->size - d;
+            for (int r = 0; r < VL; r++) {
+                const float* row = from + (i + r) * heads * a->size + d;
+                block[r] = i + r >= t.tokens ? splat(0.0f) : left >= VL ? load(row) : load_part(row, left, 0.0f);
+            }
+            transpose(block);
+            for (int c = 0; c < VL && c < left; c++) store(columns + (d + c) * TILE + i, block[c]);
+        }
 }
 
 // ---- forward ----
 
-// Scores -> probabilities relative to the peak of each query so far; outputs and totals turn to a new peak.
-static void softmax_strip(const Attention* a, const int32_t* bounds, Range range, int first, float* scores, float* peak,
-                          vf* total, float* out) {
-    for (int r = 0; r < ROWS; r++, scores += TILE, out += a->width) {
-        vf x[LANES], top = splat(peak[r]);
-        for (int j = range.begin; j < range.end; j++) {
+// Turn the total and the output of a query to another peak.
+static void turn_row(int64_t width, float now, float* peak, vf* total, float* out) {
+    vf turn = power_of_two(splat(*peak - now));
+    *total *= turn;
+    for (int64_t d = 0; d < width; d += VL) store(out + d, load(out + d) * turn);
+    *peak = now;
+}
+
+// Scores -> probabilities, relative to a peak of each query that no score so far exceeds by more than SLACK.
+INLINE void softmax_lanes(const int begin, const int end, const int masked, int64_t width, const int32_t* bounds, int first,
+                          float* scores, float* peak, vf* total, float* out) {
+    for (int r = 0; r < ROWS; r++, scores += TILE, out += width) {
+        vf x[LANES], top = splat(LOWEST);
+#pragma GCC unroll 8
+        for (int j = begin; j < end; j++) {
             x[j] = load(scores + j * VL);
-            if (range.masked) x[j] = choose(hidden_from(bounds + j * VL, first + r), splat(LOWEST), x[j]);
+            if (masked) x[j] = choose(hidden_from(bounds + j * VL, first + r), splat(HIDDEN), x[j]);
             top = larger(top, x[j]);
         }
-        float now = largest_of(top);
-        if (now > peak[r]) {
-            vf turn = power_of_two(splat(peak[r] - now));
-            total[r] *= turn;
-            for (int64_t d = 0; d < a->width; d += VL) store(out + d, load(out + d) * turn);
-            peak[r] = now;
+        if (any(top > splat(peak[r] + SLACK))) turn_row(width, largest_of(top), peak + r, total + r, out);
+        vf now = splat(peak[r]), sum = total[r];
+#pragma GCC unroll 8
+        for (int j = begin; j < end; j++) {
+            x[j] = power_of_two(x[j] - now);
+            sum += x[j];
+            store(scores + j * VL, x[j]);
         }
-        for (int j = range.begin; j < range.end; j++) {
-            vf p = power_of_two(x[j] - splat(now));
-            if (range.masked) p = choose(hidden_from(bounds + j * VL, first + r), splat(0.0f), p);
-            total[r] += p;
-            store(scores + j * VL, p);
-        }
+        total[r] = sum;
     }
+}
+
+static void softmax_strip(const Attention* a, const int32_t* bounds, Range range, int first, float* scores, float* peak,
+                          vf* total, float* out) {
+    if (range.masked || range.end - range.begin < LANES)
+        softmax_lanes(range.begin, range.end, 1, a->width, bounds, first, scores, peak, total, out);
+    else
+        softmax_lanes(0, LANES, 0, a->width, bounds, first, scores, peak, total, out);
 }
 
 static void drop_strip(const Attention* a, int64_t head, Range range, int first, int first_key, float* probabilities) {
@@ -242,30 +310,30 @@ static void drop_strip(const Attention* a, int64_t head, Range range, int first,
 
 static void forward_tile(const Attention* a, int64_t tile, int64_t head, const float* q, const float* keys,
                          const float* values, float* out, float* lse, int64_t tokens) {
-    float q_rows[TILE * MAX_WIDTH] ALIGNED, out_rows[TILE * MAX_WIDTH] ALIGNED, scores[ROWS * TILE] ALIGNED;
+    float q_rows[TILE * MAX_WIDTH] ALIGNED, out_rows[TILE * MAX_WIDTH] ALIGNED, scores[TILE * TILE] ALIGNED;
     float peak[TILE];
     vf total[TILE];
+    Range ranges[STRIPS];
     const int64_t width = a->width;
-    const float scale = 1.44269504f / sqrtf((float)a->size);
     Tile t = tile_at(a, tile);
-    copy_rows(a, t, q, a->heads, head, scale, q_rows);
+    const int strips = (t.tokens + ROWS - 1) / ROWS;
+    copy_rows(a, t, q, a->heads, head, 1.44269504f / sqrtf((float)a->size), q_rows);
     memset(out_rows, 0, sizeof(float) * TILE * width);
     for (int i = 0; i < TILE; i++) peak[i] = LOWEST, total[i] = splat(0.0f);
     for (int64_t other = t.segment_first; other < t.segment_end; other++) {
         if (!tile_is_seen(a, head, other, t.first, t.first + t.tokens)) continue;
-        int unmasked = tile_is_unmasked(a, head, other, t.first, t.first + TILE);
         const int32_t* bounds = bounds_of(a, head, other);
         const float *k = keys + other * a->size * TILE, *v = values + other * width * TILE;
-        int first_key = a->tiles[4 * other];
-        for (int i = 0; i < t.tokens; i += ROWS) {
-            Range range = unmasked ? (Range){0, LANES, 0} : seen_range(bounds, t.first + i);
-            int vectors = range.end - range.begin, key = range.begin * VL;
-            if (vectors <= 0) continue;
-            multiply(vectors, a->size, q_rows + i * width, width, 1, k + key, TILE, scores + key, TILE, 0);
-            softmax_strip(a, bounds, range, t.first + i, scores, peak + i, total + i, out_rows + i * width);
-            if (a->dropped) drop_strip(a, head, range, t.first + i, first_key, scores);
-            multiply(width / VL, vectors * VL, scores + key, TILE, 1, v + key * width, width, out_rows + i * width, width, 1);
+        seen_ranges(a, head, other, t, ranges);
+        for (int s = 0, i = 0; s < strips; s++, i += ROWS)
+            multiply_keys(a, ranges[s], q_rows + i * width, k, scores + i * TILE);
+        for (int s = 0, i = 0; s < strips; s++, i += ROWS) {
+            float* rows = scores + i * TILE;
+            softmax_strip(a, bounds, ranges[s], t.first + i, rows, peak + i, total + i, out_rows + i * width);
+            if (a->dropped) drop_strip(a, head, ranges[s], t.first + i, a->tiles[4 * other], rows);
         }
+        for (int s = 0, i = 0; s < strips; s++, i += ROWS)
+            add_from_keys(a, ranges[s], scores + i * TILE, v, out_rows + i * width);
     }
     for (int i = 0; i < t.tokens; i++) {
         float sum = sum_of(total[i]), share = sum == 0.0f ? 0.0f : 1.0f / sum;  // 0: the query sees no key
@@ -295,12 +363,14 @@ void attention_forward(int64_t tokens, int64_t heads, int64_t key_heads, int64_t
                 copy_columns(&a, tile_at(&a, tile), k, key_heads, head, keys + at * key_tile);
                 copy_rows(&a, tile_at(&a, tile), v, key_heads, head, 1.0f, values + at * value_tile);
             }
-#pragma omp for schedule(monotonic : dynamic, 1) collapse(2)
-        for (int64_t head = 0; head < heads; head++)
-            for (int64_t tile = 0; tile < tile_count; tile++) {
-                int64_t at = head / group * tile_count;
-                forward_tile(&a, tile, head, q, keys + at * key_tile, values + at * value_tile, out, lse, tokens);
-            }
+#pragma omp for schedule(monotonic : dynamic, 1) collapse(3)
+        for (int64_t key_head = 0; key_head < key_heads; key_head++)
+            for (int64_t tile = 0; tile < tile_count; tile++)
+                for (int64_t member = 0; member < group; member++) {  // neighbours in memory, with the same keys
+                    int64_t at = key_head * tile_count;
+                    forward_tile(&a, tile, key_head * group + member, q, keys + at * key_tile, values + at * value_tile, out,
+                                 lse, tokens);
+                }
     }
 }
 
@@ -339,16 +409,17 @@ static void load_queries(const Attention* a, int64_t tile, int64_t head, const f
 }
 
 // Scores and dP of a strip of queries -> P M and dS.
-static void gradient_strip(const Attention* a, int64_t head, const int32_t* bounds, Range range, const Queries* x, int i,
-                           int first_key, float* p, float* ds) {
+INLINE void gradient_lanes(const int begin, const int end, const int masked, const int drops, const Attention* a,
+                           int64_t head, const int32_t* bounds, const Queries* x, int i, int first_key, float* p, float* ds) {
     for (int r = i; r < i + ROWS; r++, p += TILE, ds += TILE) {
-        RowKey key = a->dropped ? row_key(a, head, x->tile.first + r) : (RowKey){0, 0};
+        RowKey key = drops ? row_key(a, head, x->tile.first + r) : (RowKey){0, 0};
         vf lse = splat(x->lse[r]), row_sum = splat(x->row_sums[r]);
-        for (int j = range.begin; j < range.end; j++) {
-            vf probability = power_of_two(load(p + j * VL) - lse), d = load(ds + j * VL), kept = probability;
-            if (range.masked)
-                kept = probability = choose(hidden_from(bounds + j * VL, x->tile.first + r), splat(0.0f), probability);
-            if (a->dropped) {
+#pragma GCC unroll 8
+        for (int j = begin; j < end; j++) {
+            vf score = load(p + j * VL), d = load(ds + j * VL);
+            if (masked) score = choose(hidden_from(bounds + j * VL, x->tile.first + r), splat(HIDDEN), score);
+            vf probability = power_of_two(score - lse), kept = probability;
+            if (drops) {
                 vf mask = dropout_mask(a, key, first_key + j * VL, kept_scale(a));
                 kept *= mask;
                 d *= mask;
@@ -359,42 +430,57 @@ static void gradient_strip(const Attention* a, int64_t head, const int32_t* boun
     }
 }
 
+static void gradient_strip(const Attention* a, int64_t head, const int32_t* bounds, Range range, const Queries* x, int i,
+                           int first_key, float* p, float* ds) {
+    if (a->dropped)
+        gradient_lanes(range.begin, range.end, 1, 1, a, head, bounds, x, i, first_key, p, ds);
+    else if (range.masked || range.end - range.begin < LANES)
+        gradient_lanes(range.begin, range.end, 1, 0, a, head, bounds, x, i, first_key, p, ds);
+    else
+        gradient_lanes(0, LANES, 0, 0, a, head, bounds, x, i, first_key, p, ds);
+}
+
 INLINE void clear_lanes(float* rows, int begin, int end) {
     for (int r = 0; r < ROWS && begin < end; r++) memset(rows + r * TILE + begin * VL, 0, sizeof(float) * VL * (end - begin));
+}
+
+// sums += scores^T rows, for the queries that see each vector of keys.
+static void add_to_keys(const Attention* a, const int* first_strip, const int* end_strip, const float* scores,
+                        const float* rows, float* sums) {
+    for (int key = 0; key < TILE; key += ROWS) {
+        int j = key / VL, query = first_strip[j] * ROWS, count = end_strip[j] * ROWS - query;
+        if (count > 0)
+            multiply(a->width / VL, count, scores + query * TILE + key, 1, TILE, rows + query * a->width, a->width,
+                     sums + key * a->width, a->width, 1);
+    }
 }
 
 static void backward_pair(const Attention* a, int64_t head, int64_t tile, Queries* x, Keys k) {
     float p[TILE * TILE] ALIGNED, ds[TILE * TILE] ALIGNED;
     const int64_t width = a->width;
     const int32_t* bounds = bounds_of(a, head, tile);
-    int unmasked = tile_is_unmasked(a, head, tile, x->tile.first, x->tile.first + TILE);
-    int first_key = a->tiles[4 * tile], strips = (x->tile.tokens + ROWS - 1) / ROWS;
+    const int strips = (x->tile.tokens + ROWS - 1) / ROWS;
+    Range ranges[STRIPS];
     int first_strip[LANES], end_strip[LANES];  // of the queries that see a vector of keys
     for (int j = 0; j < LANES; j++) first_strip[j] = strips, end_strip[j] = 0;
+    seen_ranges(a, head, tile, x->tile, ranges);
+    for (int s = 0, i = 0; s < strips; s++, i += ROWS)
+        multiply_keys(a, ranges[s], x->q + i * width, k.k_columns, p + i * TILE);
+    for (int s = 0, i = 0; s < strips; s++, i += ROWS)
+        multiply_keys(a, ranges[s], x->grad_out + i * width, k.v_columns, ds + i * TILE);
     for (int s = 0, i = 0; s < strips; s++, i += ROWS) {
-        Range range = unmasked ? (Range){0, LANES, 0} : seen_range(bounds, x->tile.first + i);
-        if (range.end <= range.begin) range = (Range){0, 0, 0};
-        int vectors = range.end - range.begin, key = range.begin * VL;
         float *p_rows = p + i * TILE, *ds_rows = ds + i * TILE;
-        clear_lanes(p_rows, 0, range.begin), clear_lanes(p_rows, range.end, LANES);
-        clear_lanes(ds_rows, 0, range.begin), clear_lanes(ds_rows, range.end, LANES);
-        if (!vectors) continue;
-        multiply(vectors, a->size, x->q + i * width, width, 1, k.k_columns + key, TILE, p_rows + key, TILE, 0);
-        multiply(vectors, a->size, x->grad_out + i * width, width, 1, k.v_columns + key, TILE, ds_rows + key, TILE, 0);
-        gradient_strip(a, head, bounds, range, x, i, first_key, p_rows, ds_rows);
-        multiply(width / VL, vectors * VL, ds_rows + key, TILE, 1, k.k_rows + key * width, width, x->dq + i * width, width, 1);
-        for (int j = range.begin; j < range.end; j++) {
+        gradient_strip(a, head, bounds, ranges[s], x, i, a->tiles[4 * tile], p_rows, ds_rows);
+        clear_lanes(p_rows, 0, ranges[s].begin), clear_lanes(p_rows, ranges[s].end, LANES);
+        clear_lanes(ds_rows, 0, ranges[s].begin), clear_lanes(ds_rows, ranges[s].end, LANES);
+        for (int j = ranges[s].begin; j < ranges[s].end; j++) {
             if (first_strip[j] > s) first_strip[j] = s;
             end_strip[j] = s + 1;
         }
     }
-    for (int key = 0; key < TILE; key += ROWS) {
-        int j = key / VL, from = first_strip[j] * ROWS, count = end_strip[j] * ROWS - from;
-        if (count <= 0) continue;
-        const float *p_columns = p + from * TILE + key, *ds_columns = ds + from * TILE + key;
-        multiply(width / VL, count, p_columns, 1, TILE, x->grad_out + from * width, width, k.dv + key * width, width, 1);
-        multiply(width / VL, count, ds_columns, 1, TILE, x->q + from * width, width, k.dk + key * width, width, 1);
-    }
+    for (int s = 0, i = 0; s < strips; s++, i += ROWS) add_from_keys(a, ranges[s], ds + i * TILE, k.k_rows, x->dq + i * width);
+    add_to_keys(a, first_strip, end_strip, p, x->grad_out, k.dv);
+    add_to_keys(a, first_strip, end_strip, ds, x->q, k.dk);
 }
 
 static void store_dq(const Attention* a, int64_t head, const Queries* x, float* dq) {
