@@ -110,12 +110,14 @@ def weights_stay() -> Iterator[None]:
 
     The rounded weights, half the memory of the weights, are freed at the end.
     """
+    global _last_input
     token = None if _weights.get() is not None else _weights.set({})
     try:
         yield
     finally:
         if token is not None:
             _weights.reset(token)
+            _last_input = None
 
 
 def linear(x: Tensor, weight: Tensor, transpose_weight: bool = False) -> Tensor:

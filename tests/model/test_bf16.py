@@ -332,6 +332,13 @@ def test_weights_are_rounded_once_where_they_stay(roundings):
     assert roundings.count((4, 3)) == 3
 
 
+def test_nothing_rounded_is_kept_afterwards():
+    with bf16.weights_stay():
+        bf16.linear(paddle.ones([2, 4]), parameter(np.ones((4, 3), np.float32)))
+        assert bf16._weights.get() and bf16._last_input
+    assert bf16._weights.get() is None and bf16._last_input is None
+
+
 def test_a_changed_weight_is_rounded_again():
     x, weight = paddle.ones([1, 1]), parameter(np.ones((1, 1), np.float32))
     for value in (1.0, 2.0, 3.0):
