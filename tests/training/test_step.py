@@ -220,7 +220,6 @@ class RoundingModel(FakeModel):
             return linear(hidden, self.named["lm_head.weight"], None)
 
 
-@pytest.mark.skipif(not bf16.is_available()[0], reason=bf16.is_available()[1])
 def test_a_step_rounds_each_weight_once_and_the_next_one_sees_the_update(monkeypatch: pytest.MonkeyPatch) -> None:
     plan, model = FakePlan(), RoundingModel()
     parameters = [model.named[name] for name in model.named if "norm" not in name and "bias" not in name]
