@@ -64,8 +64,9 @@ def test_fusing_biases_that_a_model_lacks_is_told(
     logged: list[str],
 ) -> None:
     monkeypatch.setattr("erniekit.model.kernels._chosen", FusedKernels(linear=True))
+    model = tiny_model(**changes)
     logged.clear()
-    apply_mixed_precision(make_config(fuse_linear=True), tiny_model(**changes))
+    apply_mixed_precision(make_config(fuse_linear=True), model)
     assert logged == ["`fuse_linear` has no effect: no linear layer of this model has a bias"] * said
 
 
