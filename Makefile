@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 SHELL := /bin/bash
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart quickstart-asr quickstart-units test test-fast test-all parity oracle-5 fuzz lint docs check-generated check-proofs smoke bench bench-peers bench-profile bench-torch layouts validate-examples clean
+.PHONY: help quickstart quickstart-asr quickstart-units test test-operators test-fast test-all parity oracle-5 fuzz lint docs check-generated check-proofs smoke bench bench-peers bench-profile bench-torch layouts validate-examples clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /  make \1\t/' | expand -t 26
@@ -56,6 +56,11 @@ quickstart-units: $(VENV)/.cpu ## the same for speech as tokens: a tiny ERNIE ge
 
 test: $(VENV)/.dev ## run the tests (no torch, no network)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not parity and not exhaustive"
+
+OPERATORS := test_attention test_window_attention test_layers test_head test_decoder test_recompute test_recorded_vector
+
+test-operators: $(VENV)/.dev ## what a machine without native kernels computes: Paddle's operators, in a few files of tests
+	$(BIN)/python -m pytest --cpu-kernels paddle $(OPERATORS:%=tests/model/%.py) tests/training/test_optimizer.py
 
 test-fast: $(VENV)/.dev ## the unit tests only
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not parity and not slow and not distributed and not exhaustive"

@@ -6,13 +6,23 @@ import pytest
 
 from erniekit.environment import apply_cpu_settings
 from erniekit.native import library
-from erniekit.native.library import processor_paths
 from tests.log_capture import captured_log
 
 apply_cpu_settings(threads=2)
 
 pytest_plugins = ["tests.tiny_runs"]
+
 FIXTURES_THAT_TRAIN = {"train", "prefer", "train_adapters", "train_on_ranks"}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--cpu-kernels", default="auto", help="the kernels of tests that choose none, as `cpu_kernels`")
+
+
+@pytest.fixture(autouse=True)
+def kernels_of_this_session(request: pytest.FixtureRequest) -> None:
+    """Let no test leave other kernels to the next one."""
+    library.use(request.config.getoption("--cpu-kernels"))
 
 
 @pytest.fixture
@@ -30,12 +40,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("slow")
 
 
-@pytest.fixture(params=processor_paths() or ["none"])
-def native_path(request: pytest.FixtureRequest) -> Iterator[str]:
+@pytest.fixture(params=library.processor_paths() or ["none"])
+def native_path(request: pytest.FixtureRequest, kernels_of_this_session: None) -> str:
     """Every path of the native kernels that this processor has, in turn; skipped where none can be had."""
-    library.use("auto")
-    if library.kernels().path == library.PADDLE:
-        pytest.skip(library.kernels().reason)
-    library.use(request.param)
-    yield request.param
-    library.use("auto")
+    kernels = library.use("auto")
+    if kernels.path == library.PADDLE:
+        pytest.skip(kernels.reason)
+    return library.use(request.param).path

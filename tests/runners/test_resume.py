@@ -28,6 +28,19 @@ def test_a_step_may_be_divided_into_other_micro_batches(train: Train) -> None:
         train(**SAVING, per_device_train_batch_size=2, resume_from_checkpoint=True)
 
 
+@pytest.mark.proves("cpu_kernels")
+def test_a_run_goes_on_bit_for_bit_on_its_path_of_kernels_only(train: Train, native_path: str) -> None:
+    first = train(**SAVING, cpu_kernels=native_path)
+    shutil.rmtree(first.output / "checkpoint-4")
+    same = train(**SAVING, cpu_kernels=native_path, resume_from_checkpoint=True)
+    assert same.losses[-2:] == first.losses[-2:] and "bit-exact" not in same.said
+    assert f"; kernels: {native_path} (" in same.said
+    shutil.rmtree(first.output / "checkpoint-4")
+    other = train(**SAVING, cpu_kernels="paddle", resume_from_checkpoint=True)
+    assert f"resuming is not bit-exact: cpu_kernels was {native_path}, is paddle" in other.said
+    np.testing.assert_allclose(other.losses, same.losses, atol=1e-5)
+
+
 @pytest.mark.distributed
 @pytest.mark.slow
 @pytest.mark.parametrize(
