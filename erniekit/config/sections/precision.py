@@ -64,8 +64,8 @@ class PrecisionParameters:
         (),
         "Operators to compute in 16 bits in addition to Paddle's list (`paddle.amp.white_list()`), by Paddle's names, "
         "such as `matmul_v2` or `flash_attn`; an unknown name is told. Faster where an operator is called often; check "
-        "the loss, since sums and exponentials lose digits. On a CPU only products compute in bfloat16, all of them, so "
-        "the list is reported as without effect.",
+        "the loss, since sums and exponentials lose digits. On a CPU only products compute in bfloat16, all of "
+        "them, so the list is reported as without effect.",
         kind=WORDS,
         needs=WITH_AMP,
         example="lookup_table flash_attn matmul",
