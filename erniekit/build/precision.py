@@ -48,7 +48,7 @@ def mixed_precision(config: Config) -> MixedPrecision | CpuBFloat16 | None:
         )
     if device != "cpu" or not section.bf16 or why_not_on_this_cpu(config):
         return None
-    products = chosen_products(white, black, head=not config.stage.reads_pairs)
+    products = chosen_products(black)
     rounded = section.fp16_opt_level == "O2" and not section.amp_master_grad
     return CpuBFloat16(products, rounded) if products else None
 
@@ -97,20 +97,21 @@ def _of_bfloat16_on_a_cpu(config: Config) -> list[str]:
         return [f"`bf16: true` ({config.origin('bf16')}) has no effect here: fp32 runs ({why}; {also})"]
     is_faster, sentence = bf16.is_faster()
     lines = [] if is_faster else [f"`cpu_bf16: always` ({config.origin('cpu_bf16')}) is slow here: {sentence}"]
-    for name in ("amp_custom_white_list", "amp_custom_black_list"):
-        if idle := without_effect(config[name]):
-            lines.append(
-                f"`{name}` ({config.origin(name)}): {', '.join(idle)} has no effect on a CPU, where only products "
-                "compute in bfloat16: `matmul` and, of the head, `softmax_with_cross_entropy`"
-            )
+    white, black = (f"`{name}` ({config.origin(name)})" for name in ("amp_custom_white_list", "amp_custom_black_list"))
+    if config.precision.amp_custom_white_list:
+        lines.append(f"{white} has no effect on a CPU: all that can compute in bfloat16 there, products, does")
+    if idle := without_effect(config.precision.amp_custom_black_list):
+        lines.append(
+            f"{black}: {', '.join(idle)} has no effect on a CPU, where all but products is float32: `matmul` and, of "
+            "the head, `softmax_with_cross_entropy`"
+        )
     flags = config.checkpoint.unified_checkpoint_config
     for flag in MASTER_WEIGHT_FLAGS:
         if flag in flags and not reason_ignored(config, flag):
             origin = config.origin("unified_checkpoint_config")
             lines.append(f"`unified_checkpoint_config` ({origin}): {flag} has no effect: weights are float32 on a CPU")
     if mixed_precision(config) is None:
-        origin = config.origin("amp_custom_black_list")
-        lines.append(f"`amp_custom_black_list` ({origin}): fp32 runs: no product is left")
+        lines.append(f"{black}: fp32 runs: no product is left")
     return lines
 
 
@@ -129,11 +130,23 @@ def unknown_operators(config: Config) -> list[str]:
     ]
 
 
-def precision_identity(config: Config) -> dict[str, str]:
-    """Return what a resumed run must share to give the same bits: which products compute in bfloat16 on this CPU."""
+def forward_precision(config: Config) -> str:
+    """Return what of the precision changes the values of a forward pass, the same text in every process; "": float32
+    computes."""
+    from erniekit.model.cpu_precision import CpuBFloat16
+
     precision = mixed_precision(config)
-    products = getattr(precision, "products", ())
-    return {"products in bfloat16": ", ".join(sorted(products))} if products else {}
+    if isinstance(precision, CpuBFloat16):
+        return "bfloat16 products: " + ", ".join(sorted(precision.products))
+    return "" if precision is None else repr(precision)
+
+
+def precision_identity(config: Config) -> dict[str, str]:
+    """Return the precision that a resumed run must have on a CPU to give the same bits; {} for float32."""
+    import paddle
+
+    precision = forward_precision(config)
+    return {"precision": precision} if precision and paddle.get_device() == "cpu" else {}
 
 
 def initial_loss_scale(config: Config) -> float | None:

@@ -23,6 +23,7 @@ from erniekit.build.model import (
     open_model,
     read_model_config,
 )
+from erniekit.build.precision import apply_mixed_precision, forward_precision
 from erniekit.build.quantization import quantization_from
 from erniekit.build.step_count import cache_folder
 from erniekit.config import Config
@@ -59,10 +60,13 @@ logger = logging.getLogger(__name__)
 TABLE_VERSION = 1  # raise it when the same pairs and weights give other log-probabilities
 
 
-def table_path(cache: Path, dataset: Dataset, model: Decoder, ranks: Ranks = SINGLE_PROCESS) -> Path:
+def table_path(
+    cache: Path, dataset: Dataset, model: Decoder, ranks: Ranks = SINGLE_PROCESS, precision: str = ""
+) -> Path:
     """Return the file of a table, the same on every rank.
 
-    Its name is a hash of everything that the values depend on: pairs, weights, FP8 settings and adapters.
+    Its name is a hash of everything that the values depend on: pairs, weights, FP8 settings, adapters and the
+    precision of the forward pass ("": float32).
     """
     digest = hashlib.blake2b(digest_size=16)
     base = weights_fingerprint(model, ranks.all_gather_object)
@@ -72,6 +76,7 @@ def table_path(cache: Path, dataset: Dataset, model: Decoder, ranks: Ranks = SIN
     for name, weight in named_adapter_weights(model).items():
         digest.update(name.encode())
         digest.update(weight.numpy().tobytes())
+    digest.update(precision.encode())
     digests = dict.fromkeys(
         ranks.all_gather_object(digest.hexdigest())
     )  # one digest, unless ranks have different shards of the model
@@ -147,6 +152,7 @@ def evaluation_reference(config: Config, model: Decoder, ranks: Ranks, mesh: Mes
         quantization=quantization_from(config),
         **model_shard_arguments(config, model_config, mesh),
     )
+    apply_mixed_precision(config, copy, logging.DEBUG)
     return FrozenReference(copy, model, measure, updated=False, ranks=ranks)
 
 
@@ -167,7 +173,9 @@ def open_reference_model(config: Config, mesh: Mesh = SINGLE_PROCESS_MESH) -> De
     other = reference_config(config, read_model_config(config))
     assert other is not None, "it has been fetched"
     logger.info(f"reference: {folder}")
-    return build_model(other, folder, **model_shard_arguments(config, other, mesh))
+    model = build_model(other, folder, **model_shard_arguments(config, other, mesh))
+    apply_mixed_precision(config, model, logging.DEBUG)  # differences of log-probabilities are of one precision
+    return model
 
 
 def log_prob_fn(config: Config, ranks: Ranks = SINGLE_PROCESS) -> ComputeLogps:
@@ -233,7 +241,7 @@ def precomputed_references(
         if fresh or any(ranks.all_gather_object(has_missing_logps(table, pairs.batches()))):
             reference = reference or open_reference_model(config, mesh)
             with ranks.gather_params(reference.parameters()):
-                path = table_path(cache_folder(config), pairs.dataset, reference, ranks)
+                path = table_path(cache_folder(config), pairs.dataset, reference, ranks, forward_precision(config))
             earlier = read_table(path, table.shape)
             table = np.where(np.isnan(table), earlier, table)
             started = time.monotonic()

@@ -53,21 +53,16 @@ class CpuBFloat16:
             _round_gradients(decoder)
 
 
-def chosen_products(white_list: Collection[str], black_list: Collection[str], *, head: bool) -> frozenset[str]:
-    """Return the products that compute in bfloat16. `matmul` in the black list stands for all of them.
-
-    Args:
-        white_list, black_list: of Paddle's names (`OPERATORS`).
-        head: whether that of the head does if neither list names it.
-    """
-    chosen = {LINEAR, HEAD} if head or _names(HEAD, white_list) else {LINEAR}
+def chosen_products(black_list: Collection[str]) -> frozenset[str]:
+    """Return the products that compute in bfloat16 beside a black list of Paddle's names (`OPERATORS`), in which
+    `matmul` stands for all of them."""
     if _names(LINEAR, black_list):
         return frozenset()
-    return frozenset(chosen - {HEAD} if _names(HEAD, black_list) else chosen)
+    return frozenset({LINEAR}) if _names(HEAD, black_list) else PRODUCTS
 
 
 def without_effect(names: Collection[str]) -> list[str]:
-    """Return the names of a list that change nothing on a CPU."""
+    """Return the names of a black list that change nothing on a CPU."""
     return [name for name in names if not any(name in operators for operators in OPERATORS.values())]
 
 

@@ -13,6 +13,7 @@ from erniekit.build import reference
 from erniekit.config import Config
 from erniekit.training.checkpoint.tensors import NO_TENSORS
 from erniekit.training.collectives import SINGLE_PROCESS
+from tests.model.tiny import tiny_model
 
 PAIRS: dict[str, Any] = {"stage": "DPO", "continue_training": True}
 LORA = {"lora": True}
@@ -25,6 +26,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     config = SimpleNamespace(vocab_size=1)
     replacements: dict[str, Callable[..., Any]] = {
         "adapter_plan": lambda config, model: None,
+        "apply_mixed_precision": lambda config, model, log_level: None,
         "build_model": lambda model, weights, **named: seen.append(weights) or SimpleNamespace(eval=lambda: None),
         "find_model_folder": lambda name, hub, **named: Path(name),
         "initial_adapters": lambda config: None,
@@ -103,7 +105,9 @@ def test_what_is_precomputed_by_which_model(
     used: list[Any] = []
     model: Any = SimpleNamespace(parameters=list)
     monkeypatch.setattr(reference, "open_reference_model", lambda config, mesh: SimpleNamespace(parameters=list))
-    monkeypatch.setattr(reference, "table_path", lambda folder, dataset, used_model, ranks: tmp_path / "table")
+    monkeypatch.setattr(
+        reference, "table_path", lambda folder, dataset, used_model, ranks, precision: tmp_path / "table"
+    )
     monkeypatch.setattr(reference, "read_table", lambda path, shape: 0.0)
     monkeypatch.setattr(
         reference, "precompute_missing_logps", lambda table, batches, by, *parts: used.append(by is model) or 0
@@ -120,3 +124,9 @@ def test_what_is_precomputed_by_which_model(
         fresh=True,  # type: ignore[arg-type]
     )
     assert used == [computed_by == "the model itself"]
+
+
+def test_a_table_is_of_one_precision(tmp_path: Path) -> None:
+    pairs: Any = type("Pairs", (), {"__len__": lambda self: 2, "fingerprint": "pairs"})()
+    plain, same, wide = (reference.table_path(tmp_path, pairs, tiny_model(), precision=of) for of in ("", "", "bf16"))
+    assert plain == same != wide

@@ -32,8 +32,8 @@ BF16 = {"bf16": "true", "cpu_bf16": "always"}
 SUPERVISED = {"float32": {}, "bfloat16": BF16, "bfloat16, O2": {**BF16, "fp16_opt_level": "O2"}}
 PREFERENCES = {
     "float32": {},
-    "bfloat16, head in float32": BF16,
-    "bfloat16, head, too": {**BF16, "amp_custom_white_list": "softmax_with_cross_entropy"},
+    "bfloat16, head in float32": {**BF16, "amp_custom_black_list": "softmax_with_cross_entropy"},
+    "bfloat16": BF16,
 }
 Log = list[dict[str, Any]]
 

@@ -21,8 +21,7 @@ class PrecisionParameters:
     bf16: bool = parameter(
         False,
         "Compute in bfloat16, which has the range of float32 and 8 bits of precision. On a CPU the products of linear "
-        "layers, of experts and, but for DPO, of the head round their factors to bfloat16 and sum in float32; all else "
-        "is float32.",
+        "layers, experts and the head round their factors to bfloat16 and sum in float32; all else is float32.",
         excludes=("fp16",),
         example=True,
     )
@@ -65,9 +64,8 @@ class PrecisionParameters:
         (),
         "Operators to compute in 16 bits in addition to Paddle's list (`paddle.amp.white_list()`), by Paddle's names, "
         "such as `matmul_v2` or `flash_attn`; an unknown name is told. Faster where an operator is called often; check "
-        "the loss, since sums and exponentials lose digits. On a CPU `softmax_with_cross_entropy` stands for the head "
-        "with its loss, whose products are float32 in DPO unless it is named; the run tells which names have no "
-        "effect there.",
+        "the loss, since sums and exponentials lose digits. On a CPU only products compute in bfloat16, all of "
+        "them, so the list is reported as without effect.",
         kind=WORDS,
         needs=WITH_AMP,
         example="lookup_table flash_attn matmul",
