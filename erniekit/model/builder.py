@@ -12,7 +12,7 @@ from erniekit.config.sections.moe import MoeParameters
 from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.architectures.parts import decoder_linears, part_of
 from erniekit.model.decoder import Decoder, PipelineStage
-from erniekit.model.device import keep_freed_memory
+from erniekit.model.freed_memory import keep_freed_memory
 from erniekit.model.initial_weights import initialize_weights
 from erniekit.model.linear import Linear
 from erniekit.model.lora.config import LoraSettings

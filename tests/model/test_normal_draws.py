@@ -8,9 +8,7 @@ import pytest
 from erniekit.model.normal_draws import NormalDraws, ziggurat
 from erniekit.native import library
 
-pytestmark = pytest.mark.skipif(
-    library.load_library() is None, reason="no library of kernels for this processor, and no compiler"
-)
+pytestmark = pytest.mark.skipif(library.kernels().path == library.PADDLE, reason=library.kernels().reason)
 
 
 def numpy_draws(seeds: list[int], deviation: float, count: int) -> np.ndarray:

@@ -1,0 +1,233 @@
+// One step of a plain decoder over key-value blocks, from token ids to logits, in one parallel region.
+// Shapes: T tokens, H hidden size, N query heads, K key heads, D head size, I inner size.
+#include "decode.h"
+
+#include <immintrin.h>
+#include <sched.h>
+
+int omp_get_thread_num(void);
+int omp_get_num_threads(void);
+int omp_get_max_threads(void);
+
+#define SPINS 4000  // before a waiting thread lets others have its core
+
+// Wait for all threads of the team.
+void decode_meet(Team team) {
+    if (team.all == 1) {
+        atomic_store(&team.meeting->next_item, 0);
+        return;
+    }
+    int round = atomic_load(&team.meeting->round);
+    if (atomic_fetch_add(&team.meeting->arrived, 1) + 1 == team.all) {
+        atomic_store(&team.meeting->arrived, 0);
+        atomic_store(&team.meeting->next_item, 0);
+        atomic_store(&team.meeting->round, round + 1);
+        return;
+    }
+    for (int spins = 0; atomic_load(&team.meeting->round) == round; spins++) {
+        if (spins < SPINS) _mm_pause();
+        else sched_yield();
+    }
+}
+
+// Where the numbers of a step lie; each is [T, ...].
+typedef struct {
+    float *x, *normed;           // [H]
+    float *qkv;                  // [(N + 2 K) D]: queries, keys, values
+    float *attended;             // [N D]
+    float *gates;                // [2 I]: gates, then what they multiply
+    float *cosines, *sines;      // [ropes, D / 2]
+    float *spare;                // of each thread
+    int64_t spare_size;
+} Work;
+
+static int64_t largest(int64_t a, int64_t b) { return a > b ? a : b; }
+
+// The numbers of `memory` that a step of so many tokens and threads needs; with `memory` also where they lie.
+static int64_t place(const Decoder* d, int64_t tokens, int64_t threads, float* memory, Work* work) {
+    int64_t used = 0, pairs = d->rope_count * d->head_dim / 2;
+    struct { float** at; int64_t size; } parts[] = {
+        {&work->x, tokens * d->hidden},
+        {&work->normed, tokens * d->hidden},
+        {&work->qkv, tokens * (d->heads + 2 * d->key_heads) * d->head_dim},
+        {&work->attended, tokens * d->heads * d->head_dim},
+        {&work->gates, tokens * 2 * d->inner},
+        {&work->cosines, tokens * pairs},
+        {&work->sines, tokens * pairs},
+    };
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; used += parts[i++].size) *parts[i].at = memory + used;
+    work->spare = memory + used;
+    work->spare_size = decode_spare(&d->head, tokens);
+    for (int64_t l = 0; l < d->layer_count; l++) {
+        const Layer* layer = d->layers + l;
+        const Linear* linears[] = {&layer->query, &layer->key, &layer->value, &layer->output,
+                                   &layer->gate, &layer->up, &layer->down};
+        for (int i = 0; i < 7; i++) work->spare_size = largest(work->spare_size, decode_spare(linears[i], tokens));
+    }
+    work->spare_size = (work->spare_size + 31) / 32 * 32;  // threads write to lines of the cache of their own
+    return used + work->spare_size * threads;
+}
+
+// y = weight x / sqrt(mean(x^2) + epsilon); y may be x
+static void rms_norm(const float* weight, float epsilon, int64_t size, const float* x, float* y) {
+    vf squares = splat(0);
+    int64_t i = 0;
+    for (; i + VL <= size; i += VL) squares += load(x + i) * load(x + i);
+    float sum = sum_of(squares);
+    for (; i < size; i++) sum += x[i] * x[i];
+    float inverse = 1.0f / sqrtf(sum / (float)size + epsilon);
+    for (i = 0; i + VL <= size; i += VL) store(y + i, load(x + i) * splat(inverse) * load(weight + i));
+    for (; i < size; i++) y[i] = x[i] * inverse * weight[i];
+}
+
+static void norm_rows(const float* weight, const Decoder* d, Range tokens, const float* x, float* y) {
+    for (int64_t t = tokens.begin; t < tokens.end; t++) {
+        if (weight) rms_norm(weight, d->epsilon, d->hidden, x + t * d->hidden, y + t * d->hidden);
+        else if (x != y) memcpy(y + t * d->hidden, x + t * d->hidden, sizeof(float) * d->hidden);
+    }
+}
+
+// x += residual_scale norm(branch)
+static void add_branch(const float* weight, const Decoder* d, Range tokens, float* branch, float* x) {
+    norm_rows(weight, d, tokens, branch, branch);
+    for (int64_t i = tokens.begin * d->hidden; i < tokens.end * d->hidden; i++) x[i] += branch[i] * d->residual_scale;
+}
+
+static void embed(const Decoder* d, const Batch* batch, Range tokens, float* x) {
+    for (int64_t t = tokens.begin; t < tokens.end; t++) {
+        const float* from = batch->embedded ? batch->embedded + t * d->hidden : d->embedding + batch->token_ids[t] * d->hidden;
+        float scale = batch->embedded ? 1.0f : d->embedding_scale;
+        for (int64_t i = 0; i < d->hidden; i++) x[t * d->hidden + i] = from[i] * scale;
+    }
+}
+
+// Cosines and sines of the angles position * frequency, as in model/rope.py
+static void rope_tables(const Decoder* d, const Batch* batch, Range tokens, const Work* work) {
+    int64_t half = d->head_dim / 2;
+    for (int64_t t = tokens.begin; t < tokens.end; t++)
+        for (int64_t i = 0; i < d->rope_count * half; i++) {
+            float frequency = d->frequencies[i], angle = (float)batch->positions[t] * frequency;
+            float magnitude = frequency == 0.0f ? 1.0f : d->magnitudes[i / half];
+            work->cosines[t * d->rope_count * half + i] = cosf(angle) * magnitude;
+            work->sines[t * d->rope_count * half + i] = sinf(angle) * magnitude;
+        }
+}
+
+static void rotate(const Decoder* d, float* head, const float* cosines, const float* sines) {
+    int64_t half = d->head_dim / 2, step = d->interleaved ? 2 : 1, apart = d->interleaved ? 1 : half;
+    for (int64_t i = 0; i < half; i++) {
+        float *a = head + i * step, *b = a + apart, x = *a, y = *b;
+        *a = x * cosines[i] - y * sines[i];
+        *b = y * cosines[i] + x * sines[i];
+    }
+}
+
+// Normalise and turn the queries and keys of some tokens, and write keys and values to their blocks.
+static void finish_heads(const Decoder* d, int64_t number, const Batch* batch, Range tokens, const Work* work) {
+    const Layer* layer = d->layers + number;
+    int64_t size = d->head_dim, width = padded_head(size), queries = d->heads * size, keys = d->key_heads * size;
+    int64_t line = queries + 2 * keys, sequence = 0;
+    for (int64_t t = tokens.begin; t < tokens.end; t++) {
+        float* row = work->qkv + t * line;
+        if (layer->query_norm && d->norm_whole) {
+            rms_norm(layer->query_norm, d->epsilon, queries, row, row);
+            rms_norm(layer->key_norm, d->epsilon, keys, row + queries, row + queries);
+        }
+        for (int64_t head = 0; head < d->heads + d->key_heads; head++) {
+            float* own = row + head * size;
+            if (layer->query_norm && !d->norm_whole)
+                rms_norm(head < d->heads ? layer->query_norm : layer->key_norm, d->epsilon, size, own, own);
+            if (layer->rope >= 0) {
+                int64_t table = (t * d->rope_count + layer->rope) * (size / 2);
+                rotate(d, own, work->cosines + table, work->sines + table);
+            }
+        }
+        while (batch->starts[sequence + 1] <= t) sequence++;
+        int64_t place = batch->cached[sequence] + t - batch->starts[sequence], slot = place % BLOCK_TOKENS;
+        int64_t block = batch->block_tables[sequence * batch->longest_table + place / BLOCK_TOKENS];
+        float *to_keys = batch->blocks[block] + number * 2 * block_keys(d), *to_values = to_keys + block_keys(d);
+        for (int64_t head = 0; head < d->key_heads; head++) {
+            const float *key = row + queries + head * size, *value = key + keys;
+            for (int64_t i = 0; i < size; i++) to_keys[(head * width + i) * BLOCK_TOKENS + slot] = key[i];
+            memcpy(to_values + (head * BLOCK_TOKENS + slot) * width, value, sizeof(float) * size);
+        }
+    }
+}
+
+// activation(gate) up of some channels, written over the gates
+static void activate(const Decoder* d, Range channels, int64_t tokens, float* gates) {
+    for (int64_t t = 0; t < tokens; t++) {
+        float *gate = gates + t * 2 * d->inner, *up = gate + d->inner;
+        for (int64_t i = channels.begin; i < channels.end; i += VL) {
+            int rest = channels.end - i < VL ? (int)(channels.end - i) : VL;
+            vf g = rest == VL ? load(gate + i) : load_part(gate + i, rest, 0);
+            vf u = rest == VL ? load(up + i) : load_part(up + i, rest, 0);
+            // gelu(g) by tanh(a) = 2 sigmoid(2 a) - 1 (Hendrycks and Gimpel, 2016, arXiv:1606.08415)
+            vf inside = d->activation == SWIGLU ? g : splat(1.5957691216f) * (g + splat(0.044715f) * g * g * g);
+            vf y = g * sigmoid(inside) * u;
+            if (rest == VL) store(gate + i, y);
+            else store_part(gate + i, y, rest);
+        }
+    }
+}
+
+static void run_layer(Team team, const Decoder* d, int64_t number, const Batch* batch, const Work* work) {
+    const Layer* layer = d->layers + number;
+    int64_t tokens = batch->tokens, size = d->head_dim, line = (d->heads + 2 * d->key_heads) * size;
+    Range own = share(team, tokens, 1);
+    float* spare = work->spare + team.me * work->spare_size;
+    norm_rows(layer->attention_input_norm, d, own, work->x, work->normed);
+    decode_meet(team);
+    float* at = work->qkv;
+    for (const Linear* w = &layer->query; w <= &layer->value; at += w++->outputs)
+        decode_linear(team, d->sgemm, w, tokens, work->normed, d->hidden, at, line, spare);
+    decode_meet(team);
+    finish_heads(d, number, batch, own, work);
+    decode_meet(team);
+    decode_attention(team, d, number, batch, work->qkv, line, work->attended);
+    decode_meet(team);
+    decode_linear(team, d->sgemm, &layer->output, tokens, work->attended, d->heads * size, work->normed, d->hidden, spare);
+    decode_meet(team);
+    add_branch(layer->attention_output_norm, d, own, work->normed, work->x);
+    norm_rows(layer->mlp_input_norm, d, own, work->x, work->normed);
+    decode_meet(team);
+    decode_linear(team, d->sgemm, &layer->gate, tokens, work->normed, d->hidden, work->gates, 2 * d->inner, spare);
+    if (layer->up.outputs)
+        decode_linear(team, d->sgemm, &layer->up, tokens, work->normed, d->hidden, work->gates + d->inner, 2 * d->inner, spare);
+    decode_meet(team);
+    activate(d, share(team, d->inner, VL), tokens, work->gates);
+    decode_meet(team);
+    decode_linear(team, d->sgemm, &layer->down, tokens, work->gates, 2 * d->inner, work->normed, d->hidden, spare);
+    decode_meet(team);
+    add_branch(layer->mlp_output_norm, d, own, work->normed, work->x);
+}
+
+static void run(Team team, const Decoder* d, const Batch* batch, const Work* work, float* logits) {
+    Range own = share(team, batch->tokens, 1);
+    embed(d, batch, own, work->x);
+    rope_tables(d, batch, own, work);
+    for (int64_t layer = 0; layer < d->layer_count; layer++) run_layer(team, d, layer, batch, work);
+    decode_meet(team);
+    Range rows = share(team, batch->wanted_count, 1);
+    for (int64_t r = rows.begin; r < rows.end; r++)
+        rms_norm(d->norm, d->epsilon, d->hidden, work->x + batch->wanted[r] * d->hidden, work->normed + r * d->hidden);
+    decode_meet(team);
+    decode_linear(team, d->sgemm, &d->head, batch->wanted_count, work->normed, d->hidden, logits, d->vocabulary,
+                  work->spare + team.me * work->spare_size);
+}
+
+// The threads of a step, and the float32 numbers that it needs for so many tokens beside its arguments.
+void decode_memory(const Decoder* decoder, int64_t tokens, int64_t* threads, int64_t* size) {
+    Work work;
+    *threads = omp_get_max_threads();
+    *size = place(decoder, tokens, *threads, 0, &work);
+}
+
+// Write keys and values of the batch's tokens to their blocks, and logits [M, V].
+void decode_step(const Decoder* decoder, const Batch* batch, int64_t threads, float* memory, float* logits) {
+    Work work;
+    place(decoder, batch->tokens, threads, memory, &work);
+    Meeting meeting = {0};
+#pragma omp parallel num_threads((int)threads) if (threads > 1)
+    run((Team){omp_get_thread_num(), omp_get_num_threads(), &meeting}, decoder, batch, &work, logits);
+}

@@ -1,0 +1,82 @@
+"""Products of a few rows equal float64 products in every form of the weight, and stay inside of their arrays."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import pytest
+
+from erniekit.inference.decoding.native_step import BYTES, INPUTS_FIRST, NIBBLES, OUTPUTS_FIRST, _Linear
+from erniekit.model.quantization.codes import dequantize, quantize
+from erniekit.model.quantization.formats import INT4, INT8, NF4
+from erniekit.native import library
+
+pytestmark = pytest.mark.skipif(library.kernels().path == library.PADDLE, reason=library.kernels().reason)
+
+GUARD = np.float32(1e30)
+SIZES = [(1, 1), (7, 17), (16, 64), (17, 255), (64, 7), (96, 33), (255, 66), (256, 130)]
+
+
+def product(described, x, outputs):
+    """x W by the kernel; the memory around what it may write must be as before."""
+    size = ctypes.c_int64()
+    library.function("decode_spare_size", "plp")(ctypes.addressof(described), len(x), ctypes.addressof(size))
+    y, spare = np.full(len(x) * outputs + 64, GUARD), np.full(size.value + 64, GUARD)
+    run = library.function("decode_product", "pplppp")
+    run(0, ctypes.addressof(described), len(x), x.ctypes.data, y.ctypes.data, spare.ctypes.data)
+    assert (y[len(x) * outputs :] == GUARD).all() and (spare[size.value :] == GUARD).all()
+    return y[: len(x) * outputs].reshape(len(x), outputs)
+
+
+def draw(seed, *shape):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def assert_product(got, x, weight):
+    expected = x.astype(np.float64) @ weight.astype(np.float64)
+    np.testing.assert_allclose(got, expected, rtol=0, atol=2e-6 * (np.abs(x) @ np.abs(weight)).max())
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), SIZES)
+@pytest.mark.parametrize("rows", [1, 2, 3, 7, 16, 65])
+def test_float_weights_in_both_orders(rows, inputs, outputs):
+    x, weight = draw(0, rows, inputs), draw(1, inputs, outputs)
+    lines = _Linear(INPUTS_FIRST, inputs, outputs, weight.ctypes.data)
+    assert_product(product(lines, x, outputs), x, weight)
+    turned = np.ascontiguousarray(weight.T)
+    assert_product(product(_Linear(OUTPUTS_FIRST, inputs, outputs, turned.ctypes.data), x, outputs), x, weight)
+
+
+@pytest.mark.parametrize("form", [INT8, INT4, NF4], ids=lambda form: form.name)
+@pytest.mark.parametrize(("inputs", "outputs"), [(inputs + inputs % 2, outputs) for inputs, outputs in SIZES])
+@pytest.mark.parametrize("rows", [1, 6, 65])
+def test_codes(rows, inputs, outputs, form):
+    x, packed = draw(0, rows, inputs), quantize(draw(1, outputs, inputs), form)
+    levels = np.array(form.levels or [0], np.float32)
+    described = _Linear(BYTES if form is INT8 else NIBBLES, inputs, outputs, packed.codes.ctypes.data)
+    described.scales, described.levels = packed.scales.ctypes.data, levels.ctypes.data
+    described.group = form.group(inputs)
+    assert_product(product(described, x, outputs), x, dequantize(packed, form).T)
+
+
+def test_the_number_of_rows_changes_no_bit_of_a_row():
+    x, weight = draw(0, 16, 100), draw(1, 100, 70)
+    turned = np.ascontiguousarray(weight.T)
+    for form, values in ((INPUTS_FIRST, weight), (OUTPUTS_FIRST, turned)):
+        described = _Linear(form, 100, 70, values.ctypes.data)
+        together = product(described, x, 70)
+        for rows in (1, 2, 5):
+            assert np.array_equal(product(described, x[:rows].copy(), 70), together[:rows])
+
+
+@pytest.mark.parametrize("rows", [1, 5, 70])
+def test_adapter_scale_and_bias(rows):
+    inputs, outputs, rank = 40, 50, 3
+    x, weight, a, b = draw(0, rows, inputs), draw(1, inputs, outputs), draw(2, inputs, rank), draw(3, rank, outputs)
+    scale, bias = draw(4, outputs), draw(5, outputs)
+    described = _Linear(INPUTS_FIRST, inputs, outputs, weight.ctypes.data, bias=bias.ctypes.data, rank=rank)
+    described.lora_a, described.lora_b, described.lora_scale = a.ctypes.data, b.ctypes.data, 0.5
+    described.column_scale = scale.ctypes.data
+    expected = (x @ weight + 0.5 * (x @ a) @ b) * scale + bias
+    np.testing.assert_allclose(product(described, x, outputs), expected, rtol=0, atol=1e-5 * np.abs(expected).max())
