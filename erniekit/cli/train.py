@@ -12,6 +12,7 @@ from erniekit.build.input_paths import report_missing_paths
 from erniekit.cli.ranks import add_rank_options, parse_with_overrides, run_on_ranks
 from erniekit.config import Config
 from erniekit.environment import import_paddle
+from erniekit.launch.data_ahead import data_ahead
 from erniekit.runners.banner import first_lines
 from erniekit.terminal import escape_control_characters
 
@@ -74,16 +75,19 @@ def train(verb: str, config: Config, options: argparse.Namespace) -> int:
             return code
         for line in first_lines(config):
             logger.info(line)
-    import_paddle()
     if options.overfit_check:
+        import_paddle()
         from erniekit.runners.overfit_check import overfit_check
 
         return 0 if overfit_check(config) else 1
     if not config.basic.do_train:
+        import_paddle()
         from erniekit.runners.evaluate import run_evaluation
 
         run_evaluation(config)
         return 0
-    from erniekit.runners.train import run_training
+    with data_ahead(config):
+        import_paddle()
+        from erniekit.runners.train import run_training
 
-    return run_training(config).exit_code
+        return run_training(config).exit_code

@@ -49,8 +49,8 @@ class NormalDraws:
             np.multiply(values, self._deviation, out=values)
             return
         assert values.dtype == np.float32 and values.flags.c_contiguous
-        tables = ziggurat().ctypes.data
-        self._kernel(values.size, self._state.ctypes.data, tables, float(self._deviation), values.ctypes.data)
+        tables, deviation = ziggurat(), float(self._deviation)
+        self._kernel(values.size, self._state.ctypes.data, tables.ctypes.data, deviation, values.ctypes.data)
 
 
 @cache

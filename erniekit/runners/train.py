@@ -29,6 +29,7 @@ from erniekit.config import Config
 from erniekit.data.loader import prefetch
 from erniekit.data.templates.ernie import published_files
 from erniekit.distributed.topology import Topology
+from erniekit.launch.data_ahead import wait_for_data
 from erniekit.model.decoder import Decoder
 from erniekit.model.lora.lora import named_trainable_parameters
 from erniekit.runners.evaluate import build_generation_evaluator
@@ -57,6 +58,7 @@ def run_training(config: Config) -> TrainResult:
     generation = read_generation_config(model_folder(config))
     topology, rank = topology_and_rank(config, model_config)
     with open_run_folder(config, rank) as local_start:
+        wait_for_data()
         local_data = open_local_data(config, tokenizer, template, topology, rank)  # before ranks wait for each other
         mesh = join_ranks(config, topology)
         start = Start.broadcast(local_start, mesh.all_gather_object)

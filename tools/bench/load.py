@@ -56,8 +56,8 @@ import paddle
 from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.attention import AttentionPlan
 from erniekit.model.builder import build_model
-from erniekit.native.library import load_library
-load_library()
+from erniekit.native import library
+library.kernels()
 a = paddle.ones([1024, 1024])
 warm = paddle.matmul(a, a)
 config = ModelConfig.from_folder(folder)

@@ -9,8 +9,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from erniekit.native import library
-
 if TYPE_CHECKING:
     import numpy as np
 
@@ -52,6 +50,8 @@ def read_matrix(matrix: StoredMatrix, out: np.ndarray, *, transposed: bool) -> b
         out: [rows, columns], or [columns, rows] if `transposed`; of any shape with as many values in this order.
     """
     import numpy as np
+
+    from erniekit.native import library  # the light verbs read headers only
 
     assert out.size == matrix.rows * matrix.columns, (out.shape, matrix)
     kernel = library.function("read_matrix", "ililllipp")
