@@ -190,5 +190,8 @@ def test_a_model_gets_the_step_that_can_compute_it(monkeypatch):
     if library.function("decode_step", "pplpp") is None:
         pytest.skip("there is no library of kernels here")
     assert isinstance(open_scheduler(plain)._step, NativeStep)
+    gathered = tiny_model()
+    gathered.layers[0].register_forward_pre_hook(lambda layer, inputs: None)  # as where ranks divide parameters
+    assert isinstance(open_scheduler(gathered)._step, DecoderStep)
     monkeypatch.setattr(library, "function", lambda name, arguments: None)  # as with `cpu_kernels: paddle`
     assert isinstance(open_scheduler(plain)._step, DecoderStep)
