@@ -174,6 +174,13 @@ def test_blocks_have_room_for_the_longest_request_and_a_bound():
     assert block_count(long) == (1 << 30) // BLOCK_TOKENS
 
 
+def test_any_number_of_requests_may_run_side_by_side():
+    scheduler = open_scheduler(tiny_model(), max_running=600)
+    for _ in range(600):
+        scheduler.submit(Request([1], Sampling(), 2))
+    assert len(scheduler.step()) == 600
+
+
 def test_memory_is_taken_as_it_is_used():
     decoder = tiny_model()
     step = DecoderStep(decoder)
