@@ -32,6 +32,8 @@ def random_stream(sampling: Sampling, number: int) -> np.random.Generator:
 
 def sample_token(logits_V: np.ndarray, seen: Sequence[int], sampling: Sampling, generator: np.random.Generator) -> int:
     """Return the next token id for one row of logits [V], given the tokens of its prompt and answer so far."""
+    if sampling.temperature == 0.0 and sampling.repetition_penalty == 1.0:
+        return int(logits_V.argmax())
     logits = penalise(logits_V, seen, sampling.repetition_penalty)
     if sampling.temperature == 0.0:
         return int(logits.argmax())

@@ -92,6 +92,8 @@ def refusal(decoder: Any) -> str | None:
         return f"{architecture.activation} of heads of {config.head_dim} channels is not there"
     if any(owner.vocabulary.place(owner) is not None for owner in (decoder.embedding, decoder.head._owner[0])):
         return "rows of new tokens stand beside its weights"
+    if any(layer._forward_pre_hooks for layer in decoder.sublayers()):  # such as those that gather parameters (ZeRO 3)
+        return "a layer's weights are there only while it computes"
     for name, parameter in decoder.named_parameters():
         if parameter.dtype != paddle.float32 or not parameter.is_contiguous():
             return f"{name} is not contiguous float32"

@@ -9,7 +9,7 @@ from erniekit.inference.decoding.blocks import blocks_of
 from erniekit.inference.decoding.decoder_step import DecoderStep
 from erniekit.inference.decoding.native_step import NativeStep, refusal
 from erniekit.inference.decoding.program_step import ProgramStep
-from erniekit.inference.decoding.scheduler import MAX_RUNNING, Scheduler
+from erniekit.inference.decoding.scheduler import MAX_RUNNING, STEP_TOKENS, Scheduler
 from erniekit.inference.decoding.step import BLOCK_TOKENS, Step
 
 CACHE_BYTES = 4 << 30  # of keys and values on each rank, unless one request of the longest kind needs more
@@ -22,7 +22,8 @@ def open_scheduler(model: Any, *, max_running: int = MAX_RUNNING) -> Scheduler:
         model: a decoder, a pipeline of its stages, or an exported program.
         max_running: how many requests are computed side by side.
     """
-    return Scheduler(open_step(model), block_count(model), max_running=max_running)
+    step_tokens = max(STEP_TOKENS, max_running)
+    return Scheduler(open_step(model), block_count(model), max_running=max_running, step_tokens=step_tokens)
 
 
 def block_count(model: Any) -> int:

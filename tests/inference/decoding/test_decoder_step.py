@@ -174,6 +174,13 @@ def test_blocks_have_room_for_the_longest_request_and_a_bound():
     assert block_count(long) == (1 << 30) // BLOCK_TOKENS
 
 
+def test_any_number_of_requests_may_run_side_by_side():
+    scheduler = open_scheduler(tiny_model(), max_running=600)
+    for _ in range(600):
+        scheduler.submit(Request([1], Sampling(), 2))
+    assert len(scheduler.step()) == 600
+
+
 def test_memory_is_taken_as_it_is_used():
     decoder = tiny_model()
     step = DecoderStep(decoder)
@@ -190,5 +197,8 @@ def test_a_model_gets_the_step_that_can_compute_it(monkeypatch):
     if library.function("decode_step", "pplpp") is None:
         pytest.skip("there is no library of kernels here")
     assert isinstance(open_scheduler(plain)._step, NativeStep)
+    gathered = tiny_model()
+    gathered.layers[0].register_forward_pre_hook(lambda layer, inputs: None)  # as where ranks divide parameters
+    assert isinstance(open_scheduler(gathered)._step, DecoderStep)
     monkeypatch.setattr(library, "function", lambda name, arguments: None)  # as with `cpu_kernels: paddle`
     assert isinstance(open_scheduler(plain)._step, DecoderStep)
