@@ -5,6 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from erniekit.environment import apply_cpu_settings
+from erniekit.native import library
+from erniekit.native.library import processor_paths
 from tests.log_capture import captured_log
 
 apply_cpu_settings(threads=2)
@@ -26,3 +28,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if FIXTURES_THAT_TRAIN & set(getattr(item, "fixturenames", ())):
             item.add_marker("slow")
+
+
+@pytest.fixture(params=processor_paths() or ["none"])
+def native_path(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Every path of the native kernels that this processor has, in turn; skipped where none can be had."""
+    library.use("auto")
+    if library.kernels().path == library.PADDLE:
+        pytest.skip(library.kernels().reason)
+    library.use(request.param)
+    yield request.param
+    library.use("auto")

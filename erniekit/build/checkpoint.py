@@ -22,6 +22,7 @@ from erniekit.build.adapters import (
 from erniekit.build.checks import batch_settings
 from erniekit.build.data import RunData
 from erniekit.build.model import initial_weights
+from erniekit.build.precision import precision_identity
 from erniekit.config import Config
 from erniekit.config.sections.checkpoint import NAME, reason_ignored
 from erniekit.environment import cpu_settings, package_versions
@@ -31,6 +32,7 @@ from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.decoder import Decoder
 from erniekit.model.local_tensors import LocalTensors, SingleProcessTensors, local_tensors
 from erniekit.model.lora.lora import base_fingerprint, local_adapters, named_adapter_weights, save_adapters
+from erniekit.model.native import path_in_use
 from erniekit.model.processor_files import write_processor_files
 from erniekit.model.quantization.fp8 import read_averages, write_averages
 from erniekit.model.vocabulary import already_grown
@@ -127,7 +129,7 @@ def run_identity(config: Config, model: Decoder, data: RunData) -> RunIdentity:
         seed=config.training.seed,
         data_fingerprint=data.plan.dataset.fingerprint,
         batches=batch_settings(config, data.dp_rank.dp_world_size),
-        cpu_settings=cpu_settings(),
+        cpu_settings=cpu_settings() | {"cpu_kernels": path_in_use()} | precision_identity(config),
         versions=package_versions(),
         base_weights=base_fingerprint(model),
     )

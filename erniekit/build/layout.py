@@ -30,6 +30,7 @@ from erniekit.hub.cache import local_model_folder
 from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.architectures.published import published_model
 from erniekit.model.quantization.settings import WeightOnly
+from erniekit.native.library import PADDLE, processor_paths
 
 if TYPE_CHECKING:
     from erniekit.config import Config
@@ -177,7 +178,8 @@ def _compute_formats(config: Config) -> Formats:
     precision, device = config.precision, config.basic.device
     sixteen_bits = precision.bf16 or precision.fp16
     if device == "cpu" or other_device(device) or not (sixteen_bits or device.startswith("gpu")):
-        return FLOAT32_ON_CPU
+        native = config.acceleration.cpu_kernels != PADDLE and bool(processor_paths())
+        return replace(FLOAT32_ON_CPU, native_attention=native)
     formats = replace(FLOAT32_ON_CPU, on_cpu=False)
     if sixteen_bits:
         formats = BFLOAT16_O2 if precision.fp16_opt_level == "O2" else BFLOAT16_O1

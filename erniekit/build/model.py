@@ -47,18 +47,27 @@ def select_device(config: Config) -> str:
         "cpu", "gpu:<n>" or "<other>:<n>".
 
     Raises:
-        ConfigurationError: the device does not exist.
+        ConfigurationError: the device does not exist, or `cpu_kernels` names a path that cannot run.
     """
     from erniekit.model.device import use_device
 
     device = use_device(config.basic.device)
-    threads = cpu_settings()["OMP_NUM_THREADS"]
-    logger.info(f"device: {device}" + (f", {threads} thread{'s' if threads != '1' else ''}" if device == "cpu" else ""))
-    if not device.startswith("gpu"):
-        for line in config.ignored_on_cpu():
-            logger.info(line)
+    logger.info(f"device: {device}{_on_cpu(config) if device == 'cpu' else ''}")
+    for line in config.ignored_on_gpu() if device.startswith("gpu") else config.ignored_on_cpu():
+        logger.info(line)
+    if device != "cpu" and config.is_set("cpu_kernels"):
+        logger.info(f"`cpu_kernels` ({config.origin('cpu_kernels')}) has no effect on {device}")
     choose_kernels(config)
     return device
+
+
+def _on_cpu(config: Config) -> str:
+    """Choose the kernels of a CPU; return what follows its name at the start of a run."""
+    from erniekit.model.native import use_kernels
+
+    kernels = use_kernels(config.acceleration.cpu_kernels)
+    threads = cpu_settings()["OMP_NUM_THREADS"]
+    return f", {threads} thread{'s' if threads != '1' else ''}; kernels: {kernels.path} ({kernels.reason})"
 
 
 def begin(config: Config, *, writes_output: bool = True) -> tuple[ModelConfig, Tokenizer, Template | None]:

@@ -256,8 +256,10 @@ def _weights_in_few_bits(parameters: Config) -> WeightOnly | None:
 
 
 def select_device(parameters: Config) -> None:
-    """Import Paddle and select the device."""
+    """Import Paddle, and select the device and the kernels of a CPU."""
     import_paddle()
     from erniekit.model.device import use_device
+    from erniekit.model.native import use_kernels
 
     use_device(parameters.basic.device)
+    use_kernels(parameters.acceleration.cpu_kernels)

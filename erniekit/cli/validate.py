@@ -142,7 +142,8 @@ def report(
         blocks += _block("derived numbers", derived_numbers(config, topology.dp_world_size, plan))
         if world_size or topology.world_size > 1:
             blocks += layout_blocks(config, topology, None if isinstance(plan, str) else plan)
-    lines = [*config.messages, *notes, *config.ignored_on_cpu()]
+    ignored = config.ignored_on_gpu() if config.basic.device.startswith("gpu") else config.ignored_on_cpu()
+    lines = [*config.messages, *notes, *ignored]
     if lines:
         blocks.append("\n".join(["notes", *(f"  {line}" for line in lines)]))
     return escape_control_characters("\n\n".join(blocks))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from erniekit.config.parameter import DEFAULT, GPU_ONLY, ConfigBuilder, Parameter
+from erniekit.config.parameter import CPU_ONLY, DEFAULT, GPU_ONLY, ConfigBuilder, Parameter
 from erniekit.config.parse import Entry, Problem, SourceLocation, entries_from, read_overrides, read_pairs
 from erniekit.config.recognition import foreign_file
 from erniekit.config.registry import ALIASES, PARAMETERS, SECTIONS, unmet_needs
@@ -179,13 +179,34 @@ class Config:
             lines.append(f"`{name}: {format_value(self[name])}` ({self.origin(name)}) has no effect on {place}{tail}")
         return lines
 
+    def ignored_on_gpu(self) -> list[str]:
+        """Return a line for each CPU-only parameter that the user set, as `ignored_on_cpu` does; [] if `device` names
+        another device."""
+        if self.basic.device == "cpu" or other_device(self.basic.device):
+            return []
+        return [
+            f"`{item.name}: {format_value(self[item.name])}` ({self.origin(item.name)}) has no effect on a GPU"
+            for item in self._changed_parameters()
+            if item.devices == CPU_ONLY
+        ]
+
     def gpu_only_parameters(self) -> list[Parameter]:
-        """Return the parameters whose values differ from their defaults and have an effect on a GPU only."""
-        values = {name: self[name] for name in PARAMETERS}
+        """Return the parameters whose values differ from their defaults and have an effect on a GPU only.
+
+        Mixed precision is one of them on devices other than CPU and GPU, and with `fp16`.
+        """
+        no_mixed_precision = self.precision.fp16 or other_device(self.basic.device)
         return [
             item
-            for item in PARAMETERS.values()
-            if item.devices == GPU_ONLY and self[item.name] != item.default and not unmet_needs(item, values)
+            for item in self._changed_parameters()
+            if item.devices == GPU_ONLY or (no_mixed_precision and item.section == "precision")
+        ]
+
+    def _changed_parameters(self) -> list[Parameter]:
+        """Return the parameters whose values differ from their defaults and have an effect on some device."""
+        values = {name: self[name] for name in PARAMETERS}
+        return [
+            item for item in PARAMETERS.values() if self[item.name] != item.default and not unmet_needs(item, values)
         ]
 
 

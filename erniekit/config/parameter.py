@@ -16,7 +16,8 @@ from erniekit.config.stages import ALL_STAGES, STAGES, Stage
 from erniekit.config.values import BY_ANNOTATION, ValueType, format_value, read_none
 
 Scalar = bool | int | float | str | None
-CPU_AND_GPU, GPU_ONLY, NOT_IMPLEMENTED = ("CPU", "GPU"), ("GPU",), ()  # the devices on which a parameter takes effect
+# The devices on which a parameter takes effect.
+CPU_AND_GPU, CPU_ONLY, GPU_ONLY, NOT_IMPLEMENTED = ("CPU", "GPU"), ("CPU",), ("GPU",), ()
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ class Parameter:
 
     @property
     def takes_effect(self) -> str:
-        """The devices on which it takes effect: `CPU and GPU`, `GPU`, or `nowhere yet`."""
+        """The devices on which it takes effect: `CPU and GPU`, `CPU`, `GPU`, or `nowhere yet`."""
         return " and ".join(self.devices) or "nowhere yet"
 
     @property
@@ -174,7 +175,8 @@ def parameter(
         excludes: parameters that must not be true (or set) together with this one.
         required_for: verbs that cannot run without a value.
         devices: the devices on which it takes effect. `GPU_ONLY`: a value other than the default has no effect on a
-            CPU, and a message says so. `NOT_IMPLEMENTED`: none of its verbs exists, and every other verb reports it.
+            CPU, and a message says so; `CPU_ONLY` the other way round. `NOT_IMPLEMENTED`: none of its verbs exists, and
+            every other verb reports it.
         stands_for: the parameters that it sets, if no code reads the parameter itself.
         wrong_type: an explanation for the message about a value of the wrong type.
         example: the value that the documentation shows; by default the default.

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from erniekit.config.json_schema import GENERATED_BY, SCHEMA_ID, editor_schema
-from erniekit.config.parameter import GPU_ONLY, NOT_IMPLEMENTED, Alias, Parameter, Section
+from erniekit.config.parameter import CPU_ONLY, GPU_ONLY, NOT_IMPLEMENTED, Alias, Parameter, Section
 from erniekit.config.registry import ALIASES, PARAMETERS, SECTIONS, section_of
 from erniekit.config.values import format_value
 
@@ -120,7 +120,11 @@ def _bounds(parameter: Parameter) -> str:
 
 
 def _takes_effect(parameter: Parameter) -> str:
-    reported = {GPU_ONLY: "; reported as without effect on a CPU", NOT_IMPLEMENTED: ": its verb is not implemented yet"}
+    reported = {
+        GPU_ONLY: "; reported as without effect on a CPU",
+        CPU_ONLY: "; reported as without effect on a GPU",
+        NOT_IMPLEMENTED: ": its verb is not implemented yet",
+    }
     return parameter.takes_effect + reported.get(parameter.devices, "")
 
 

@@ -44,6 +44,7 @@ from erniekit.model.decoder import Decoder
 from erniekit.model.device import use_device
 from erniekit.model.lora.folder import ADAPTER_CONFIG_FILE
 from erniekit.model.lora.lora import load_adapters, merge_adapters
+from erniekit.model.native import use_kernels
 from erniekit.model.processor_files import write_processor_files
 from erniekit.model.quantization.fp8 import read_averages, write_averages
 from erniekit.model.quantization.settings import Fp8
@@ -95,6 +96,7 @@ def export_model(
     if repository:
         check_upload(repository)
     use_device(config.basic.device)
+    use_kernels(config.acceleration.cpu_kernels)
     architecture = trained_config(model).architecture
     listens = architecture.audio is not None
     if listens and form != HUGGING_FACE:

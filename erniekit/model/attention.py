@@ -18,7 +18,9 @@ from paddle.autograd import PyLayer
 from erniekit.model.attention_plan import AttentionBlock, BlockPlan, masked_region, plan_blocks
 from erniekit.model.attention_sinks import with_sink_key
 from erniekit.model.autograd import filter_gradients, needs_grad
+from erniekit.model.column_plan import ColumnPlan, plan_columns
 from erniekit.model.device import has_flashmask_kernel
+from erniekit.model.native_attention import has_native_attention, native_attention
 from erniekit.model.norm import expand_like
 from erniekit.model.randomness import MaskStream
 from erniekit.model.threads import parallel_map
@@ -36,7 +38,8 @@ def dense_mask_bytes(batch: int, length: int, mask_heads: int = 1) -> int:
 class AttentionPlan:
     """The attention of one batch; built once and shared by all layers.
 
-    Exactly one of the three forms is present: `indices` (FlashMask's kernel), `blocks` (the CPU's), `mask` (dense).
+    With `indices` FlashMask's kernel runs, with `mask` (dense) Paddle's operators; with neither, attention on a CPU
+    runs by `columns` (the native kernel) or by `blocks`, which are planned when they are asked for.
     """
 
     def __init__(
@@ -49,8 +52,10 @@ class AttentionPlan:
         live_rows: paddle.Tensor | None = None,
         startend_row_indices: np.ndarray | None = None,
     ) -> None:
-        self.causal, self.indices, self.blocks, self.mask, self.live_rows = causal, indices, blocks, mask, live_rows
+        self.causal, self.indices, self.mask, self.live_rows = causal, indices, mask, live_rows
         self._startend_row_indices = startend_row_indices  # what was planned, for plans with a window
+        self._blocks = blocks
+        self._columns: ColumnPlan | None = None
         self._windowed: dict[int, AttentionPlan] = {}
         self._with_sink: AttentionPlan | None = None
         self._block_masks: dict[tuple[int, int], list[_BlockMask]] = {}
@@ -80,7 +85,23 @@ class AttentionPlan:
             return cls(causal=causal, mask=mask, live_rows=live_rows, startend_row_indices=indices)
         if has_flashmask_kernel():
             return cls(causal=causal, indices=paddle.to_tensor(indices), startend_row_indices=indices)
-        return cls(causal=causal, blocks=plan_blocks(indices, causal), startend_row_indices=indices)
+        return cls(causal=causal, startend_row_indices=indices)
+
+    @property
+    def blocks(self) -> BlockPlan:
+        """The blocks that Paddle's operators compute on a CPU."""
+        if self._blocks is None:
+            assert self._startend_row_indices is not None
+            self._blocks = plan_blocks(self._startend_row_indices, self.causal)
+        return self._blocks
+
+    @property
+    def columns(self) -> ColumnPlan:
+        """The bounds that the native kernel reads."""
+        if self._columns is None:
+            assert self._startend_row_indices is not None
+            self._columns = plan_columns(self._startend_row_indices, self.causal)
+        return self._columns
 
     def windowed(self, window: int) -> AttentionPlan:
         """Return the plan in which a query sees only the last `window` positions, its own included.
@@ -129,7 +150,6 @@ class AttentionPlan:
 
     def block_masks(self, query_heads: int, key_heads: int) -> list[_BlockMask]:
         """Return the additive mask of every block, in the order of `blocks`, for these numbers of heads."""
-        assert self.blocks is not None
         heads = (query_heads, key_heads)
         if heads not in self._block_masks:
             lengths = self.blocks.tile_lengths
@@ -165,6 +185,8 @@ def attention(
         return _flashmask(q_BSHD, k_BSKD, v_BSKD, plan, dropout, key)
     if plan.mask is not None:
         return _dense_attention(q_BSHD, k_BSKD, v_BSKD, plan, dropout, key)
+    if has_native_attention(q_BSHD, k_BSKD, v_BSKD):
+        return native_attention(q_BSHD, k_BSKD, v_BSKD, plan.columns, dropout, key)
     return _BlockAttention.apply(q_BSHD, k_BSKD, v_BSKD, plan, dropout, tuple(key))
 
 
@@ -316,7 +338,6 @@ class _BlockKernel:
     def __init__(
         self, plan: AttentionPlan, q_BSHD: paddle.Tensor, key_heads: int, dropout: float, key: Sequence[int]
     ) -> None:
-        assert plan.blocks is not None
         batch, length, query_heads, self.head_dim = q_BSHD.shape
         self.tokens, self.key_heads, self.group = batch * length, key_heads, query_heads // key_heads
         self.dropout, self.key = dropout, key

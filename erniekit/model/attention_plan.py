@@ -73,8 +73,8 @@ def plan_blocks(indices: np.ndarray, causal: bool, *, tile: int = TILE, merge_be
     tile_lengths: list[int] = []
     blocks: list[AttentionBlock] = []
     for row_indices in indices:
-        first, last = _visible_range(row_indices, causal)
-        for start, stop in _segments(first, last, merge_below):
+        first, last = visible_range(row_indices, causal)
+        for start, stop in cut_segments(first, last, merge_below):
             borders = _tile_borders(start, stop, tile)
             blocks.extend(_segment_blocks(row_indices, causal, borders, len(tile_lengths), first, last))
             tile_lengths.extend(np.diff(borders).tolist())
@@ -94,7 +94,7 @@ def masked_region(indices: np.ndarray, causal: bool, rows: slice, columns: slice
     return ((row >= bounds[0]) & (row < bounds[1])) | ((row >= bounds[2]) & (row < bounds[3]))
 
 
-def _visible_range(indices: np.ndarray, causal: bool) -> tuple[np.ndarray, np.ndarray]:
+def visible_range(indices: np.ndarray, causal: bool) -> tuple[np.ndarray, np.ndarray]:
     """Return the first and last row that may see each column under any head, int [S] each; last < first if no row does.
 
     The range may contain masked rows; it contains every visible one.
@@ -119,7 +119,7 @@ def _visible_range(indices: np.ndarray, causal: bool) -> tuple[np.ndarray, np.nd
     return np.where(empty, length, first).min(0), np.where(empty, -1, last).max(0)
 
 
-def _segments(first: np.ndarray, last: np.ndarray, merge_below: int) -> Iterator[tuple[int, int]]:
+def cut_segments(first: np.ndarray, last: np.ndarray, merge_below: int) -> Iterator[tuple[int, int]]:
     """Cut one batch row at borders that no attention crosses; join short neighbours until they reach `merge_below`."""
     length = len(first)
     column = np.arange(length)

@@ -13,13 +13,16 @@ import paddle.nn.functional as F
 from paddle import nn
 from paddle.autograd import PyLayer
 
-from erniekit.model import kernels
+from erniekit.model import bf16, kernels
 from erniekit.model.autograd import filter_gradients, needs_grad
 from erniekit.model.norm import expand_like
 
 
 def linear(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None) -> paddle.Tensor:
     """Compute x W + b."""
+    if bf16.computes(bf16.LINEAR, x, weight):
+        product = bf16.linear(x, weight)
+        return product if bias is None else add_bias(product, bias)
     if bias is None or kernels.fused_kernels().linear or not _needs_own(bias):
         return kernels.linear(x, weight, bias)
     return _AddBias.apply(F.linear(x, weight), bias)

@@ -15,6 +15,7 @@ import paddle.nn.functional as F
 from paddle import nn
 
 from erniekit.config.sections.moe import MoeParameters
+from erniekit.model import bf16
 from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.decoder_layer import AttentionBackend, BatchContext, DecoderLayer, Rotation, SelfAttention
 from erniekit.model.linear import ZEROS
@@ -107,6 +108,8 @@ class Head(nn.Layer):
     def _logits(self, hidden: paddle.Tensor) -> paddle.Tensor:
         new_rows = self.new_rows_here
         if new_rows is None:
+            if bf16.computes(bf16.HEAD, hidden, self.projection):
+                return bf16.linear(hidden, self.projection, transpose_weight=True)
             return paddle.matmul(hidden, self.projection, transpose_y=True)
         return grown_logits(hidden, self.projection, new_rows)
 
@@ -291,7 +294,7 @@ class Decoder(nn.Layer):
         Args:
             input_ids_BS: int64 token ids.
             position_ids_BS: int64 positions, restarting at 0 in every document.
-            plan: an `AttentionPlan` of the batch, or a `generation.KeyValueCache`.
+            plan: an `AttentionPlan` of the batch, or the attention of a step of decoding over cached keys and values.
             is_token_BS: 1.0 for tokens and 0.0 for padding, for the losses of routers; None: there is no padding.
             inputs: the other arrays that `embed` reads, by name.
         """

@@ -6,21 +6,24 @@ few numbers for each token.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import paddle
 import paddle.nn.functional as F
 from paddle.autograd import PyLayer
 
+from erniekit.model import bf16, native
 from erniekit.model.autograd import filter_gradients, needs_grad
 from erniekit.model.decoder import Decoder, Head
-from erniekit.model.new_rows import NewRows, add_rows_at, add_rows_gradient, hidden_gradient, logits_of, weight_at
+from erniekit.model.new_rows import NewRows, add_rows_gradient, hidden_gradient, logits_of
 from erniekit.model.norm import expand_like
+from erniekit.model.products import scale_in_place
 from erniekit.model.tensor_parallel import TensorParallel
 
 IGNORE_INDEX = -100
 NO_NEW_ROWS = (None, 0, 0, 0)
+KERNEL = ("cross_entropy", "llpppppp")
 CHUNK_LOGITS = 4 << 20  # logits of a chunk of the fused head, numbers (16 MiB); more for very large vocabularies
 
 
@@ -140,7 +143,8 @@ def chunk_rows(vocabulary: int, hidden: int) -> int:
 
 
 class _CrossEntropy(PyLayer):
-    """Summed cross entropy of logits [T, V]; the gradient is P - E in rows with a label, else 0.
+    """Summed cross entropy of logits [T, V]; with P their softmax and E the one-hot labels the gradient is P - E in
+    rows with a label, else 0.
 
     Paddle's `cross_entropy` on a CPU limits a token's loss to 64: it raises log-probabilities below -64.
     """
@@ -149,26 +153,24 @@ class _CrossEntropy(PyLayer):
     def forward(ctx, logits, labels, tp):  # type: ignore[no-untyped-def]
         has_target = labels != IGNORE_INDEX
         targets = paddle.where(has_target, labels, paddle.zeros_like(labels))
-        losses, is_correct, probabilities = _row_losses(logits, targets, F.softmax, tp)
-        ctx.save_for_backward(probabilities, targets, has_target)
-        ctx.tp = tp
+        weights = has_target.astype(logits.dtype)
+        losses, is_correct, grad_logits = _row_losses(logits, targets, tp, weights)
+        ctx.save_for_backward(grad_logits)
         correct_count = (is_correct & has_target).sum()
         ctx.mark_non_differentiable(correct_count)
-        return (losses * has_target.astype(losses.dtype)).sum(), correct_count
+        return (losses * weights).sum(), correct_count
 
     @staticmethod
     def backward(ctx, grad, _):  # type: ignore[no-untyped-def]
-        probabilities, targets, has_target = ctx.saved_tensor()
-        row_weights = has_target.astype(grad.dtype) * grad
-        grad_logits = probabilities * row_weights.unsqueeze(1)
-        return _add_at_targets(grad_logits, targets, -row_weights, ctx.tp)
+        (grad_logits,) = ctx.saved_tensor()
+        return grad_logits.scale(grad)
 
 
 class _FusedHeadLoss(PyLayer):
     """Loss and gradient of a chunk of rows at once; only the gradients of hidden and W are kept.
 
-    With P = softmax(hidden W^T) and E the one-hot labels, the gradients of the summed loss are dhidden = (P - E) W = P
-    W - W[labels] and dW = (P - E)^T hidden, so E is never formed. Of a W with new rows only these get a gradient.
+    With P = softmax(hidden W^T) and E the one-hot labels, the gradients of the summed loss are dhidden = (P - E) W and
+    dW = (P - E)^T hidden; P - E takes the place of the logits. Of a W with new rows only these get a gradient.
     """
 
     @staticmethod
@@ -178,27 +180,22 @@ class _FusedHeadLoss(PyLayer):
         grad_rows = paddle.zeros_like(values) if for_rows else None
         for_hidden = needs_gradient and not hidden.stop_gradient
         for_projection = needs_gradient and not projection.stop_gradient
-        grad_hidden = []
-        grad_projection = paddle.zeros_like(projection) if for_projection else None
+        grad_hidden, grad_projection = [], None
         loss_sum = paddle.zeros([], hidden.dtype)
         correct_count = paddle.zeros([], "int64")
         chunk = chunk_rows(*projection.shape)
         for start in range(0, hidden.shape[0], chunk):
             rows, targets = hidden[start : start + chunk], labels[start : start + chunk]
             logits = logits_of(rows, projection, new_rows)
-            losses, is_correct, probabilities = _row_losses(logits, targets, F.softmax_, tp)
-            columns, is_local = _local_columns(targets, projection.shape[0], tp)
+            losses, is_correct, grad_logits = _row_losses(logits, targets, tp, in_place=True, gradient=needs_gradient)
             loss_sum = loss_sum + losses.sum()
             correct_count = correct_count + is_correct.sum()
             if for_hidden:
-                at_targets = _zero_nonlocal(weight_at(projection, new_rows, columns), is_local)
-                grad_hidden.append(hidden_gradient(probabilities, projection, new_rows).subtract_(at_targets))
-            if grad_projection is not None:
-                grad_projection.add_(paddle.matmul(probabilities, rows, transpose_x=True))
-                grad_projection.index_add_(columns, 0, _zero_nonlocal(-rows, is_local))
+                grad_hidden.append(hidden_gradient(grad_logits, projection, new_rows))
+            if for_projection:
+                grad_projection = _add_product(grad_projection, grad_logits, rows)
             if new_rows is not None and grad_rows is not None:
-                add_rows_gradient(grad_rows, new_rows, probabilities, rows)
-                add_rows_at(grad_rows, new_rows, columns, _zero_nonlocal(-rows, is_local))
+                add_rows_gradient(grad_rows, new_rows, grad_logits, rows)
         ctx.gradients = (paddle.concat(grad_hidden) if for_hidden else None, grad_projection, grad_rows)
         ctx.has_new_rows = new_rows is not None
         ctx.mark_non_differentiable(correct_count)
@@ -208,7 +205,10 @@ class _FusedHeadLoss(PyLayer):
     def backward(ctx, grad, _):  # type: ignore[no-untyped-def]
         gradients = ctx.gradients if ctx.has_new_rows else ctx.gradients[:2]
         ctx.gradients = ()
-        return tuple(None if gradient is None else gradient.scale_(grad) for gradient in gradients)
+        for gradient in gradients:
+            if gradient is not None:
+                scale_in_place(gradient, grad)
+        return tuple(gradients)
 
 
 class _LogProbabilities(PyLayer):
@@ -216,23 +216,22 @@ class _LogProbabilities(PyLayer):
 
     @staticmethod
     def forward(ctx, logits, targets, tp):  # type: ignore[no-untyped-def]
-        losses, is_correct, probabilities = _row_losses(logits, targets, F.softmax, tp)
-        ctx.save_for_backward(probabilities, targets)
-        ctx.tp = tp
+        losses, is_correct, grad_losses = _row_losses(logits, targets, tp)
+        ctx.save_for_backward(grad_losses)
         ctx.mark_non_differentiable(is_correct)
         return -losses, is_correct
 
     @staticmethod
     def backward(ctx, grad, _):  # type: ignore[no-untyped-def]
-        probabilities, targets = ctx.saved_tensor()
-        return _add_at_targets(probabilities * -grad.unsqueeze(1), targets, grad, ctx.tp)
+        (grad_losses,) = ctx.saved_tensor()
+        return grad_losses * expand_like(-grad.unsqueeze(1), grad_losses)
 
 
 class _FusedLogProbabilities(PyLayer):
     """Log-probabilities from hidden [T, H] and W [V, H], a chunk of rows at a time, recomputed in backward.
 
-    With g the gradients of the rows and E the one-hot targets, dhidden = g (E - P) W = g W[targets] - (g P) W and dW =
-    (g (E - P))^T hidden, so E is never formed. Of a W with new rows only these get a gradient.
+    With g the gradients of the rows and E the one-hot targets, dhidden = g (E - P) W and dW = (g (E - P))^T hidden; the
+    factor takes the place of the logits. Of a W with new rows only these get a gradient.
     """
 
     @staticmethod
@@ -240,12 +239,12 @@ class _FusedLogProbabilities(PyLayer):
         weights = [hidden, projection] if values is None else [hidden, projection, values]
         new_rows = None if values is None else NewRows(values, *place)
         ctx.save_for_backward(targets, *weights)
-        ctx.tp, ctx.place = tp, place
+        ctx.tp, ctx.place, ctx.products = tp, place, bf16.enabled()
         ctx.needs_input_grad = needs_grad(*weights)
         log_probabilities, is_correct = [], []
         for rows in _chunks(hidden, projection):
             logits = logits_of(hidden[rows], projection, new_rows)
-            losses, correct, _ = _row_losses(logits, targets[rows], F.softmax_, tp)
+            losses, correct, _ = _row_losses(logits, targets[rows], tp, in_place=True, gradient=False)
             log_probabilities.append(-losses)
             is_correct.append(correct)
         correct_T = paddle.concat(is_correct)
@@ -253,30 +252,32 @@ class _FusedLogProbabilities(PyLayer):
         return paddle.concat(log_probabilities), correct_T
 
     @staticmethod
+    @bf16.as_in_forward
     def backward(ctx, grad, _):  # type: ignore[no-untyped-def]
         targets, hidden, projection, *values = ctx.saved_tensor()
         new_rows = NewRows(*values, *ctx.place) if values else None
         for_hidden, for_projection, *for_rows = ctx.needs_input_grad
-        grad_hidden = []
-        grad_projection = paddle.zeros_like(projection) if for_projection else None
+        grad_hidden, grad_projection = [], None
         grad_rows = [paddle.zeros_like(each) for each in values]
         for rows in _chunks(hidden, projection):
-            weights = grad[rows].unsqueeze(1)
             logits = logits_of(hidden[rows], projection, new_rows)
-            probabilities = F.softmax_(logits) if ctx.tp.size == 1 else _vocab_parallel_softmax(logits, ctx.tp)[0]
-            columns, is_local = _local_columns(targets[rows], projection.shape[0], ctx.tp)
-            weighted = probabilities * expand_like(weights, probabilities)
+            grad_logits = _grad_logits(logits, targets[rows], -grad[rows], ctx.tp)
             if for_hidden:
-                at_targets = _zero_nonlocal(weight_at(projection, new_rows, columns) * weights, is_local)
-                grad_hidden.append(at_targets - hidden_gradient(weighted, projection, new_rows))
-            if grad_projection is not None:
-                grad_projection.subtract_(paddle.matmul(weighted, hidden[rows], transpose_x=True))
-                grad_projection.index_add_(columns, 0, _zero_nonlocal(hidden[rows] * weights, is_local))
+                grad_hidden.append(hidden_gradient(grad_logits, projection, new_rows))
+            if for_projection:
+                grad_projection = _add_product(grad_projection, grad_logits, hidden[rows])
             if new_rows is not None and any(for_rows):
-                add_rows_gradient(grad_rows[0], new_rows, -weighted, hidden[rows])
-                add_rows_at(grad_rows[0], new_rows, columns, _zero_nonlocal(hidden[rows] * weights, is_local))
+                add_rows_gradient(grad_rows[0], new_rows, grad_logits, hidden[rows])
         gradients = (paddle.concat(grad_hidden) if for_hidden else None, grad_projection, *grad_rows)
         return filter_gradients(gradients, ctx.needs_input_grad)
+
+
+def _add_product(total: paddle.Tensor | None, a: paddle.Tensor, b: paddle.Tensor) -> paddle.Tensor:
+    """Return total + a^T b, in the place of the total if there is one already."""
+    if total is None:
+        return bf16.head_matmul(a, b, transpose_x=True)
+    bf16.head_add_matmul(total, a, b)
+    return total
 
 
 def _chunks(hidden_TH: paddle.Tensor, projection_VH: paddle.Tensor) -> Iterator[slice]:
@@ -288,20 +289,71 @@ def _chunks(hidden_TH: paddle.Tensor, projection_VH: paddle.Tensor) -> Iterator[
 def _row_losses(
     logits_TV: paddle.Tensor,
     targets_T: paddle.Tensor,
-    softmax: Callable[[paddle.Tensor], paddle.Tensor],
     tp: TensorParallel,
-) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
-    """Return per row -log softmax(logits)[target], whether the target's logit is the largest, and the softmax.
+    weights_T: paddle.Tensor | None = None,
+    *,
+    in_place: bool = False,
+    gradient: bool = True,
+) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor | None]:
+    """Return per row -log softmax(logits)[target], whether the target's logit is the largest, and the gradient of the
+    sum of weights * losses by the logits.
 
-    `softmax` may work in place. The loss is peak - logit - log P[peak], which is exact for any logits: the largest
-    probability is at least 1 / V, so its logarithm is safe.
+    The loss is peak - logit + log(sum of exp(logit - peak)), which is exact for any logits; in Paddle's operators the
+    last term is -log P[peak], and the largest probability is at least 1 / V, so its logarithm is safe.
+
+    Args:
+        weights_T: None: all are 1.
+        in_place: the gradient, or what leads to the losses, may take the place of the logits.
+        gradient: whether to compute it; None is returned if not.
     """
+    if tp.size == 1 and (found := _native_row_losses(logits_TV, targets_T, weights_T, in_place, gradient)) is not None:
+        return found
     if tp.size > 1:
-        return _vocab_parallel_row_losses(logits_TV, targets_T, tp)
-    best = logits_TV.argmax(-1)
-    margins = _pick(logits_TV, best) - _pick(logits_TV, targets_T)
-    probabilities_TV = softmax(logits_TV)
-    return margins - paddle.log(_pick(probabilities_TV, best)), best == targets_T, probabilities_TV
+        losses, is_correct, probabilities_TV = _vocab_parallel_row_losses(logits_TV, targets_T, tp)
+    else:
+        best = logits_TV.argmax(-1)
+        margins = _pick(logits_TV, best) - _pick(logits_TV, targets_T)
+        probabilities_TV = (F.softmax_ if in_place else F.softmax)(logits_TV)
+        losses, is_correct = margins - paddle.log(_pick(probabilities_TV, best)), best == targets_T
+    grad_TV = _subtract_one_hot(probabilities_TV, targets_T, weights_T, tp) if gradient else None
+    return losses, is_correct, grad_TV
+
+
+def _native_row_losses(
+    logits_TV: paddle.Tensor,
+    targets_T: paddle.Tensor,
+    weights_T: paddle.Tensor | None,
+    in_place: bool,
+    gradient: bool,
+) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor | None] | None:
+    """Compute `_row_losses` in one pass over each row; None where no native kernel runs."""
+    kernel = native.kernel(*KERNEL, logits_TV, *([] if weights_T is None else [weights_T]))
+    if kernel is None or targets_T.dtype != paddle.int64:
+        return None
+    targets_T = targets_T.contiguous()
+    losses, is_correct = paddle.empty(targets_T.shape, logits_TV.dtype), paddle.empty(targets_T.shape, "bool")
+    grad_TV = (logits_TV if in_place else paddle.empty_like(logits_TV)) if gradient else None
+    pointers = (_pointer(tensor) for tensor in (logits_TV, targets_T, weights_T, losses, is_correct, grad_TV))
+    kernel(*logits_TV.shape, *pointers)
+    return losses, is_correct, grad_TV
+
+
+def _grad_logits(
+    logits_TV: paddle.Tensor, targets_T: paddle.Tensor, weights_T: paddle.Tensor, tp: TensorParallel
+) -> paddle.Tensor:
+    """Return weights (P - E), the gradient of the rows' losses, in the place of the logits."""
+    if tp.size == 1 and targets_T.dtype == paddle.int64:
+        targets_T, weights_T = targets_T.contiguous(), weights_T.contiguous()
+        if (kernel := native.kernel(*KERNEL, logits_TV, weights_T)) is not None:
+            pointers = (_pointer(tensor) for tensor in (logits_TV, targets_T, weights_T, None, None, logits_TV))
+            kernel(*logits_TV.shape, *pointers)
+            return logits_TV
+    probabilities_TV = F.softmax_(logits_TV) if tp.size == 1 else _vocab_parallel_softmax(logits_TV, tp)[0]
+    return _subtract_one_hot(probabilities_TV, targets_T, weights_T, tp)
+
+
+def _pointer(tensor: paddle.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
 
 
 def _vocab_parallel_row_losses(
@@ -349,14 +401,18 @@ def _zero_nonlocal(values: paddle.Tensor, is_local_T: paddle.Tensor | None) -> p
     return values * is_local_T.astype(values.dtype).reshape(shape)
 
 
-def _add_at_targets(
-    rows_TV: paddle.Tensor, targets_T: paddle.Tensor, values_T: paddle.Tensor, tp: TensorParallel
+def _subtract_one_hot(
+    probabilities_TV: paddle.Tensor, targets_T: paddle.Tensor, weights_T: paddle.Tensor | None, tp: TensorParallel
 ) -> paddle.Tensor:
-    """Compute rows[t, targets[t]] += values[t] in place, for the targets in this rank's shard."""
-    columns_T, is_local_T = _local_columns(targets_T, rows_TV.shape[1], tp)
-    flat = rows_TV.reshape([-1])
-    flat.index_add_(_flat_positions(columns_T, rows_TV.shape[1]), 0, _zero_nonlocal(values_T, is_local_T))
-    return flat.reshape(rows_TV.shape)
+    """Return weights (P - E), E with 1 at the targets that are in this rank's shard, in the place of P."""
+    columns_T, is_local_T = _local_columns(targets_T, probabilities_TV.shape[1], tp)
+    if weights_T is None:
+        weights_T = paddle.ones(targets_T.shape, probabilities_TV.dtype)
+    else:
+        probabilities_TV.multiply_(expand_like(weights_T.unsqueeze(1), probabilities_TV))
+    flat = probabilities_TV.reshape([-1])
+    flat.index_add_(_flat_positions(columns_T, probabilities_TV.shape[1]), 0, _zero_nonlocal(-weights_T, is_local_T))
+    return flat.reshape(probabilities_TV.shape)
 
 
 def _pick(rows_TV: paddle.Tensor, columns_T: paddle.Tensor) -> paddle.Tensor:

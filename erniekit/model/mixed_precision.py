@@ -1,4 +1,5 @@
-"""Train in 16 bits through Paddle's AMP, on a GPU. Paddle has no 16-bit arithmetic on a CPU: float32 runs there.
+"""Train in 16 bits through Paddle's AMP, on a GPU; bfloat16 on a CPU, where Paddle has no 16-bit arithmetic:
+`cpu_precision.py`.
 
 Only the layers between embedding and head gain from 16 bits: the products of the decoder layers, and attention. Norms,
 rotary angles, routers, the head and the loss stay in float32 at both levels.
@@ -72,7 +73,7 @@ class MixedPrecision:
                 level="O2",
                 dtype=self.dtype,
                 master_grad=self.master_grad,
-                excluded_layers=[*dict.fromkeys((*KEEP_IN_FLOAT32, *outer))],
+                excluded_layers=list(float32_layers(decoder)),
             )
         for _, block in decoder.named_blocks():
             if not isinstance(block, outer):
@@ -97,6 +98,12 @@ class MixedPrecision:
                 return function(*arguments, **named)
 
         return wrapped
+
+
+def float32_layers(decoder: Decoder) -> tuple[type[nn.Layer], ...]:
+    """Return the layers of a decoder whose weights are float32 at every level."""
+    modules = decoder.config.architecture.modules()
+    return tuple(dict.fromkeys((*KEEP_IN_FLOAT32, modules.embedding, modules.norm, modules.head)))
 
 
 def check_device(dtype: str) -> None:

@@ -10,6 +10,7 @@ import paddle.nn.functional as F
 from paddle import nn
 from paddle.autograd import PyLayer
 
+from erniekit.model import native
 from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.autograd import apply, filter_gradients, needs_grad
 from erniekit.model.kernels import fused_kernels, fused_swiglu
@@ -19,7 +20,10 @@ from erniekit.model.tensor_parallel import NO_TENSOR_PARALLEL, TensorParallel
 
 def swiglu(gate: paddle.Tensor, up: paddle.Tensor) -> paddle.Tensor:
     """Compute silu(gate) * up, elementwise, for two tensors of the same shape, as one autograd node."""
-    return fused_swiglu(gate, up) if fused_kernels().swiglu else apply(_SwiGLU, gate, up)
+    if fused_kernels().swiglu:
+        return fused_swiglu(gate, up)
+    joined = _native("swiglu", gate, up)
+    return apply(_SwiGLU, gate, up) if joined is None else joined
 
 
 class _SwiGLU(PyLayer):
@@ -47,13 +51,45 @@ class _SwiGLU(PyLayer):
 
 def geglu_tanh(gate: paddle.Tensor, up: paddle.Tensor) -> paddle.Tensor:
     """Compute gelu(gate) * up with the tanh approximation of GELU (Hendrycks and Gimpel, 2016, arXiv:1606.08415)."""
-    return F.gelu(gate, approximate=True) * up
+    joined = _native("geglu_tanh", gate, up)
+    return F.gelu(gate, approximate=True) * up if joined is None else joined
 
 
 def clamped_swiglu(gate: paddle.Tensor, up: paddle.Tensor) -> paddle.Tensor:
     """Compute gate sigmoid(1.702 gate) (up + 1), with gate at most 7 and up in [-7, 7], as in GPT-OSS."""
+    joined = _native("clamped_swiglu", gate, up)
+    if joined is not None:
+        return joined
     gate, up = gate.clip(max=7.0), up.clip(min=-7.0, max=7.0)
     return gate * F.sigmoid(1.702 * gate) * (up + 1.0)
+
+
+def _native(name: str, gate: paddle.Tensor, up: paddle.Tensor) -> paddle.Tensor | None:
+    """Compute the activation of this name with kernels of our own; None where Paddle's operators have to run."""
+    if gate.shape != up.shape or native.kernel(f"{name}_forward", "lppp", gate, up) is None:
+        return None
+    return apply(_NativeActivation, gate, up, name)
+
+
+class _NativeActivation(PyLayer):
+    """One pass over memory in either direction (`native/source/activation.c`); backward keeps gate and up."""
+
+    @staticmethod
+    def forward(ctx, gate, up, name):  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(gate, up)
+        ctx.name, ctx.needs_input_grad = name, needs_grad(gate, up)
+        joined = paddle.empty_like(gate)
+        compute = native.kernel(f"{name}_forward", "lppp", gate, up)
+        compute(gate.size, gate.data_ptr(), up.data_ptr(), joined.data_ptr())
+        return joined
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        tensors = (*ctx.saved_tensor(), grad.contiguous())
+        gradients = [paddle.empty_like(grad), paddle.empty_like(grad)]
+        compute = native.kernel(f"{ctx.name}_backward", "lppppp", *tensors)
+        compute(grad.size, *(tensor.data_ptr() for tensor in (*tensors, *gradients)))
+        return filter_gradients(gradients, ctx.needs_input_grad)
 
 
 # What joins gate and up, by `Architecture.activation`.

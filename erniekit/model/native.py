@@ -1,4 +1,4 @@
-"""Whether a kernel of our own (`native/source`) computes with given tensors, or Paddle's operators do."""
+"""Whether a kernel of our own (`native/source`) computes with given tensors, or Paddle's operators (`cpu_kernels`)."""
 
 from __future__ import annotations
 
@@ -7,13 +7,37 @@ from typing import Any
 import paddle
 
 from erniekit.native import library
+from erniekit.native.library import PADDLE, Kernels
+
+
+def use_kernels(wanted: str) -> Kernels:
+    """Use the native kernels that `cpu_kernels` names from now on; return those in use on the current device.
+
+    Raises:
+        ConfigurationError: a path that is named cannot run here.
+    """
+    if paddle.get_device() != "cpu":
+        return Kernels(PADDLE, "native kernels are for CPUs")
+    return library.use(wanted)
+
+
+def path_in_use() -> str:
+    """Return the path of the kernels in use, on which the last bits of results depend; "paddle" if there are none."""
+    return library.kernels().path if paddle.get_device() == "cpu" else PADDLE
+
+
+def computes(*tensors: paddle.Tensor) -> bool:
+    """Return whether native code is to compute with these tensors, which it may read and write by their pointers: in
+    eager mode on a CPU, contiguous float32 ones, if kernels are in use (`cpu_kernels`)."""
+    if not paddle.in_dynamic_mode() or paddle.get_device() != "cpu" or library.kernels().library is None:
+        return False
+    return all(tensor.dtype == paddle.float32 and tensor.is_contiguous() for tensor in tensors)
 
 
 def kernel(name: str, arguments: str, *tensors: paddle.Tensor) -> Any:
     """Return the native kernel that is to read or write these tensors; None where Paddle's operators have to run.
 
-    A kernel runs in eager mode on a CPU, on contiguous float32 tensors, where a library for the processor can be had
-    and `cpu_kernels` does not name Paddle. It takes `tensor.data_ptr()`s and checks nothing, so name every float32
+    A kernel runs where `computes` says so. It takes `tensor.data_ptr()`s and checks nothing, so name every float32
     tensor whose memory it touches and that the caller has not made itself; indices and labels are the caller's to
     check.
 
@@ -21,9 +45,4 @@ def kernel(name: str, arguments: str, *tensors: paddle.Tensor) -> Any:
         name: of the C function.
         arguments: its signature, a letter for each argument (`native.library.function`).
     """
-    if not paddle.in_dynamic_mode() or paddle.get_device() != "cpu":
-        return None
-    for tensor in tensors:
-        if tensor.dtype != paddle.float32 or not tensor.is_contiguous():
-            return None
-    return library.function(name, arguments)
+    return library.function(name, arguments) if computes(*tensors) else None

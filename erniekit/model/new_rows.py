@@ -13,7 +13,7 @@ import paddle.nn.functional as F
 from paddle import Tensor
 from paddle.autograd import PyLayer
 
-from erniekit.model import autograd
+from erniekit.model import autograd, bf16
 from erniekit.model.autograd import filter_gradients, needs_grad
 
 
@@ -69,11 +69,12 @@ class _GrownLogits(PyLayer):
     @staticmethod
     def forward(ctx, hidden, weight, values, start, stop, offset):  # type: ignore[no-untyped-def]
         ctx.save_for_backward(hidden, weight, values)
-        ctx.place = (start, stop, offset)
+        ctx.place, ctx.products = (start, stop, offset), bf16.enabled()
         ctx.needs_input_grad = needs_grad(hidden, weight, values)
         return logits_of(hidden, weight, NewRows(values, start, stop, offset))
 
     @staticmethod
+    @bf16.as_in_forward
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
         hidden, weight, values = ctx.saved_tensor()
         rows = NewRows(values, *ctx.place)
@@ -91,46 +92,25 @@ class _GrownLogits(PyLayer):
 
 def logits_of(hidden: Tensor, weight: Tensor, rows: NewRows | None) -> Tensor:
     """Return hidden W'^T; without new rows, or without any here, W' is W."""
-    logits = paddle.matmul(hidden, weight, transpose_y=True)
+    logits = bf16.head_matmul(hidden, weight, transpose_y=True)
     if rows is not None and rows.stop > rows.start:
-        logits[..., rows.start : rows.stop] = paddle.matmul(hidden, rows.local(), transpose_y=True)
+        logits[..., rows.start : rows.stop] = bf16.head_matmul(hidden, rows.local(), transpose_y=True)
     return logits
 
 
 def hidden_gradient(grad: Tensor, weight: Tensor, rows: NewRows | None) -> Tensor:
     """Return grad W' for a gradient of the logits [..., V]."""
     if rows is None or rows.stop == rows.start:
-        return paddle.matmul(grad, weight)
-    total = paddle.matmul(grad[..., rows.start : rows.stop], rows.local())
+        return bf16.head_matmul(grad, weight)
+    total = bf16.head_matmul(grad[..., rows.start : rows.stop], rows.local())
     for start, stop in ((0, rows.start), (rows.stop, weight.shape[0])):
         if stop > start:
-            total = total + paddle.matmul(grad[..., start:stop], weight[start:stop])
+            total = total + bf16.head_matmul(grad[..., start:stop], weight[start:stop])
     return total
 
 
 def add_rows_gradient(total: Tensor, rows: NewRows, grad_TV: Tensor, hidden_TH: Tensor) -> None:
     """Add in place the gradient of R, grad^T hidden of its columns."""
     if rows.stop > rows.start:
-        own = paddle.matmul(grad_TV[:, rows.start : rows.stop], hidden_TH, transpose_x=True)
+        own = bf16.head_matmul(grad_TV[:, rows.start : rows.stop], hidden_TH, transpose_x=True)
         total[rows.here] = total[rows.here] + own
-
-
-def weight_at(weight: Tensor, rows: NewRows | None, columns_T: Tensor) -> Tensor:
-    """Return the rows of W' for these columns of the logits, [T, H]."""
-    found = weight[columns_T]
-    if rows is None or rows.stop == rows.start:
-        return found
-    is_new, numbers = _new_columns(rows, columns_T)
-    return paddle.where(is_new.unsqueeze(1), rows.values[numbers], found)
-
-
-def add_rows_at(total: Tensor, rows: NewRows, columns_T: Tensor, values_TH: Tensor) -> None:
-    """Add in place values[t] to the gradient of the row of R that column t stands for, if it stands for one."""
-    if rows.stop > rows.start:
-        is_new, numbers = _new_columns(rows, columns_T)
-        total.index_add_(numbers, 0, values_TH * is_new.astype(values_TH.dtype).unsqueeze(1))
-
-
-def _new_columns(rows: NewRows, columns_T: Tensor) -> tuple[Tensor, Tensor]:
-    is_new = (columns_T >= rows.start) & (columns_T < rows.stop)
-    return is_new, paddle.where(is_new, columns_T - rows.start + rows.offset, paddle.zeros_like(columns_T))

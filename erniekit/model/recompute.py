@@ -14,6 +14,8 @@ import paddle
 from paddle import nn
 from paddle.distributed.fleet.utils import recompute
 
+from erniekit.model import bf16
+
 if TYPE_CHECKING:
     from erniekit.model.decoder_layer import BatchContext, DecoderLayer
 
@@ -65,14 +67,18 @@ class Recompute:
             x = x.detach()
             x.stop_gradient = False
         # Paddle's own random state needs no care: nothing here draws from it without seeding it first.
-        return recompute(function, x, *others, use_reentrant=self.use_reentrant, preserve_rng_state=False)
+        return recompute(
+            bf16.with_products_of_now(function), x, *others, use_reentrant=self.use_reentrant, preserve_rng_state=False
+        )
 
     def _recompute_core_attention(
         self, function: Callable[..., paddle.Tensor], *inputs: paddle.Tensor
     ) -> paddle.Tensor:
         if all(x.stop_gradient for x in inputs):
             return function(*inputs)  # everything before is frozen, and there are no parameters inside
-        return recompute(function, *inputs, use_reentrant=self.use_reentrant, preserve_rng_state=False)
+        return recompute(
+            bf16.with_products_of_now(function), *inputs, use_reentrant=self.use_reentrant, preserve_rng_state=False
+        )
 
 
 def _has_no_graph(layer: nn.Layer, x: paddle.Tensor) -> bool:

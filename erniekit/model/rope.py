@@ -14,15 +14,21 @@ import numpy as np
 import paddle
 from paddle.autograd import PyLayer
 
+from erniekit.model import native
 from erniekit.model.architectures.rope_scaling import Frequencies
 from erniekit.model.autograd import apply, disable_autocast
 from erniekit.model.kernels import fused_kernels, fused_rotary
+from erniekit.model.norm import rms_norm, weight_gradient_parts
+
+KERNEL = ("rotary", "lllifpppp")
+NORM_KERNEL = ("norm_rotary", "lllippfpppp")
 
 
 class RotaryTables(NamedTuple):
-    """Cosines and sines, float32 [T, N, D]; both channels of a pair have the same value.
+    """Cosines and sines, float32 [T, 1, D]; both channels of a pair have the same value.
 
-    They are repeated for each of the N heads, because Paddle's broadcasting product is 30 times slower on a CPU.
+    Where Paddle's operators use them they are repeated for each of the N heads, [T, N, D], because its broadcasting
+    product is 30 times slower on a CPU.
     """
 
     cos: paddle.Tensor
@@ -38,7 +44,8 @@ def rotary_tables(
     per_pair = np.array(frequencies.per_pair, np.float32)
     per_channel = np.repeat(per_pair, 2) if interleaved else np.tile(per_pair, 2)
     angles = position_ids.reshape([-1, 1, 1]).astype("float32") * paddle.to_tensor(per_channel)
-    angles = paddle.tile(angles, [1, heads, 1])  # before cos: oneDNN's sine read its output in saved programs
+    if native.kernel(*KERNEL) is None:
+        angles = paddle.tile(angles, [1, heads, 1])  # before cos: oneDNN's sine read its output in saved programs
     cos, sin = paddle.cos(angles), paddle.sin(angles)
     if frequencies.magnitude != 1.0:  # of the channels that turn
         magnitude = paddle.to_tensor(np.where(per_channel == 0, 1.0, frequencies.magnitude).astype(np.float32))
@@ -54,28 +61,91 @@ def apply_rotary(x_TND: paddle.Tensor, tables: RotaryTables) -> paddle.Tensor:
     return apply(_ApplyRotary, x_TND, tables)
 
 
+def rms_norm_rotary(
+    x_TND: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float, tables: RotaryTables
+) -> paddle.Tensor:
+    """Rotate the pairs of every head of x [T, N, D] after its RMSNorm with weight [D]; one pass of a native kernel."""
+    tokens, _, size = x_TND.shape
+    fits = tables.cos.shape == [tokens, 1, size] and weight_D.shape == [size]
+    if fits and native.kernel(*NORM_KERNEL, x_TND, weight_D, tables.cos, tables.sin) is not None:
+        return apply(_NormRotary, x_TND, weight_D, epsilon, tables)
+    return apply_rotary(rms_norm(x_TND, weight_D, epsilon), tables)
+
+
+class _NormRotary(PyLayer):
+    """The gradient is turned back, then goes through `norm._RMSNormFunction`."""
+
+    @staticmethod
+    def forward(ctx, x, weight, epsilon, tables):  # type: ignore[no-untyped-def]
+        y, inverse_rms = paddle.empty(x.shape, x.dtype), paddle.empty(x.shape[:2], x.dtype)
+        x_and_weight, rest = _pointers(x, weight), _pointers(tables.cos, tables.sin, y, inverse_rms)
+        native.kernel(*NORM_KERNEL)(*x.shape, tables.interleaved, *x_and_weight, epsilon, *rest)
+        ctx.tables, ctx.trains_weight = tables, not weight.stop_gradient
+        ctx.save_for_backward(x, weight, inverse_rms)
+        return y
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        x, weight, inverse_rms = ctx.saved_tensor()
+        blocks, partial = weight_gradient_parts(x.shape[0], weight if ctx.trains_weight else None)
+        grad, grad_x = grad.contiguous(), paddle.empty(x.shape, x.dtype)
+        pointers = _pointers(x, weight, inverse_rms, ctx.tables.cos, ctx.tables.sin, grad, grad_x, partial)
+        kernel = native.kernel("norm_rotary_backward", "llllipppppppp")
+        kernel(*x.shape, blocks, ctx.tables.interleaved, *pointers)
+        return grad_x, None if partial is None else partial[0]
+
+
+def _pointers(*tensors: paddle.Tensor | None) -> list[int | None]:
+    return [None if tensor is None else tensor.data_ptr() for tensor in tensors]
+
+
 class _ApplyRotary(PyLayer):
     """y = x cos + (x R) sin, where R rotates every pair by a quarter turn; dx = g cos + (g sin) R^T.
 
-    The quarter turn is a product with a D x D matrix of 0 and +-1: exact, and far faster than strided copies.
+    A native kernel turns the pairs, and turns gradients back. Paddle's operators make the quarter turn as a product
+    with a D x D matrix of 0 and +-1: exact, and far faster than strided copies.
     """
 
     @staticmethod
     def forward(ctx, x, tables):  # type: ignore[no-untyped-def]
         ctx.tables, dtype = tables, x.dtype
-        cos, sin, interleaved = tables
-        x = _as(x, cos.dtype)
+        x = _as(x, tables.cos.dtype)
+        if (turned := _native_turn(x, tables, 1.0)) is not None:
+            return _as(turned, dtype)
+        cos, sin, interleaved = _for_all_heads(tables, x)
         rotated = paddle.matmul(x, _rotate_half_matrix(x.shape[-1], interleaved, x.dtype))
         return _as((x * cos).add_(rotated * sin), dtype)
 
     @staticmethod
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
-        (cos, sin, interleaved), dtype = ctx.tables, grad.dtype
-        grad = _as(grad, cos.dtype)
+        dtype = grad.dtype
+        grad = _as(grad, ctx.tables.cos.dtype)
+        if (turned := _native_turn(grad, ctx.tables, -1.0)) is not None:
+            return _as(turned, dtype)
+        cos, sin, interleaved = _for_all_heads(ctx.tables, grad)
         rotated = paddle.matmul(
             grad * sin, _rotate_half_matrix(grad.shape[-1], interleaved, grad.dtype), transpose_y=True
         )
         return _as((grad * cos).add_(rotated), dtype)
+
+
+def _native_turn(x_TND: paddle.Tensor, tables: RotaryTables, direction: float) -> paddle.Tensor | None:
+    """Turn every pair of x forward (1.0) or back (-1.0); None where no native kernel runs."""
+    tokens, _, size = x_TND.shape
+    if tables.cos.shape != [tokens, 1, size]:
+        return None
+    x_TND = x_TND.contiguous()
+    if (kernel := native.kernel(*KERNEL, x_TND, tables.cos, tables.sin)) is None:
+        return None
+    y = paddle.empty(x_TND.shape, x_TND.dtype)
+    kernel(*x_TND.shape, tables.interleaved, direction, *_pointers(x_TND, tables.cos, tables.sin, y))
+    return y
+
+
+def _for_all_heads(tables: RotaryTables, like_TND: paddle.Tensor) -> RotaryTables:
+    if tables.cos.shape[1] == like_TND.shape[1]:
+        return tables
+    return RotaryTables(tables.cos.expand_as(like_TND), tables.sin.expand_as(like_TND), tables.interleaved)
 
 
 def _as(x: paddle.Tensor, dtype: paddle.dtype) -> paddle.Tensor:

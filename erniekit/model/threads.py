@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 
 import paddle
 
+from erniekit.native import openmp
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -23,8 +25,8 @@ def parallel_map(function: Callable[[Item], Result], items: Sequence[Item]) -> l
     """Return [function(item) for item in items]; on a CPU in threads, each of which takes the next item when it is
     free.
 
-    Matrix products in `function` share MKL's threads. It runs without gradients, as the body of a PyLayer does anyway,
-    and the result for an item does not depend on the thread that takes it.
+    Products and kernels in `function` share the threads of the process. It runs without gradients, as the body of a
+    PyLayer does anyway, and the result for an item does not depend on the thread that takes it.
     """
     count = min(_threads(), len(items))
     if count < 2:
@@ -36,9 +38,10 @@ def parallel_map(function: Callable[[Item], Result], items: Sequence[Item]) -> l
 
     def compute() -> None:
         set_product_threads(own_products)
-        while (next_one := _take(waiting)) is not None:
-            number, item = next_one
-            results[number] = function(item)
+        with openmp.threads(own_products):
+            while (next_one := _take(waiting)) is not None:
+                number, item = next_one
+                results[number] = function(item)
 
     others = [_pool().submit(compute) for _ in range(count - 1)]
     try:

@@ -1,43 +1,68 @@
-"""Find or compile the library of our CPU kernels, and choose the path for this processor.
+"""The library of our CPU kernels: which path of instructions it takes, and where its file comes from.
 
-`source/*.c` is compiled once for each path, a set of instructions. A wheel may hold the libraries; else the first run
-compiles that of its processor into the cache, and without a compiler Paddle's operators run. The library has no OpenMP
-of its own: it uses the threads of the runtime in Paddle's wheel, as MKL and oneDNN do.
+`source/*.c` is compiled once for each path. A wheel may hold the libraries; else the first run compiles the one that it
+needs into the cache, and where neither is possible Paddle's operators run. The library has no OpenMP of its own: it
+uses the threads of the runtime in Paddle's wheel, as MKL and oneDNN do.
 """
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import importlib.util
-import os
-import shutil
-import subprocess
-import tempfile
-from functools import cache, lru_cache
+import platform
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-SOURCE = Path(__file__).parent / "source"
+from erniekit.errors import ConfigurationError
+from erniekit.native import compiler, openmp
+from erniekit.native.compiler import PATHS, NoLibraryError
+
 PREBUILT = Path(__file__).parent / "lib"
-# From the fastest on: compiler options, and the flags of /proc/cpuinfo that they need.
-PATHS = {
-    "avx512_bf16": (
-        ("-march=x86-64-v4", "-mavx512bf16", "-mprefer-vector-width=512"),
-        ("avx512f", "avx512dq", "avx512bw", "avx512vl", "avx512_bf16"),
-    ),
-    "avx512": (
-        ("-march=x86-64-v4", "-mprefer-vector-width=512"),
-        ("avx512f", "avx512dq", "avx512bw", "avx512vl"),
-    ),
-    "avx2": (("-march=x86-64-v3",), ("avx2", "fma")),
+AUTO, PADDLE = "auto", "paddle"
+TYPES: dict[str, Any] = {
+    "p": ctypes.c_void_p,
+    "l": ctypes.c_int64,
+    "i": ctypes.c_int32,
+    "f": ctypes.c_float,
+    "d": ctypes.c_double,
 }
-COMMON_OPTIONS = (
-    "-std=c11", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-fPIC", "-shared",
-    "-Wno-psabi", "-nodefaultlibs",
-)  # fmt: skip
-LIBRARIES = ("-lm", "-lc", "-lgcc")  # not OpenMP's: the symbols are those of Paddle's runtime, loaded before
-TYPES = {"p": ctypes.c_void_p, "l": ctypes.c_int64, "i": ctypes.c_int32, "f": ctypes.c_float, "d": ctypes.c_double}
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """The kernels that run.
+
+    Attributes:
+        path: one of `PATHS`; "paddle": Paddle's operators.
+        reason: for people: where the library comes from, or why Paddle's operators run.
+    """
+
+    path: str
+    reason: str
+    library: ctypes.CDLL | None = None
+
+
+_wanted = AUTO
+
+
+def use(wanted: str) -> Kernels:
+    """Use the kernels of a path from now on: one of `PATHS`, "auto" for the fastest one, or "paddle" for none.
+
+    The choice is global to the process. A library that does not exist yet is compiled, which takes seconds.
+
+    Raises:
+        ConfigurationError: a path that is named cannot run here.
+    """
+    global _wanted
+    opened = _open(wanted)
+    _wanted = wanted
+    return opened
+
+
+def kernels() -> Kernels:
+    """Return the kernels in use; until something else is chosen, those of "auto"."""
+    return _open(_wanted)
 
 
 def function(name: str, arguments: str) -> Any:
@@ -46,81 +71,82 @@ def function(name: str, arguments: str) -> Any:
     Args:
         arguments: a letter for each: p a pointer (an int), l int64, i int32, f float, d double.
     """
-    library = load_library()
-    return None if library is None else _function(name, arguments)
+    library = kernels().library
+    return None if library is None else _function(library, name, arguments)
 
 
 @cache
-def _function(name: str, arguments: str) -> Any:
-    kernel = getattr(load_library(), name)
+def _function(library: ctypes.CDLL, name: str, arguments: str) -> Any:
+    kernel = library[name]  # not an attribute, which would share its types between signatures
     kernel.argtypes, kernel.restype = [TYPES[letter] for letter in arguments], None
     return kernel
 
 
-@lru_cache(maxsize=1)
-def load_library() -> ctypes.CDLL | None:
-    """Return the library for this processor, compiled if it must be; None if there is none."""
-    path = processor_path()
-    if path is None:
-        return None
-    file = find_library(path) or compile_library(path)
-    if file is None or not _share_openmp():
-        return None
-    return ctypes.CDLL(str(file))
-
-
-def processor_path(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
-    """Return the fastest path that the processor has; None: not even AVX2."""
+def processor_paths(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
+    """Return the paths that this processor can take, the fastest first; none on other systems than Linux on x86-64."""
+    if platform.machine() != "x86_64":
+        return []
     try:
         text = cpuinfo.read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return None
-    flags = next((line.split(":", 1)[1].split() for line in text.splitlines() if line.startswith("flags")), [])
-    return next((path for path, (_, needed) in PATHS.items() if set(needed) <= set(flags)), None)
+        return []
+    flags = next((set(line.split(":", 1)[1].split()) for line in text.splitlines() if line.startswith("flags")), set())
+    return [path for path, (_, needed) in PATHS.items() if flags.issuperset(needed)]
 
 
-def find_library(path: str) -> Path | None:
-    """Return the library of a path that the wheel or the cache holds for exactly these sources."""
-    candidates = (folder / _file_name(path) for folder in (PREBUILT, _cache()))
-    return next((file for file in candidates if file.is_file()), None)
+@cache
+def _open(wanted: str) -> Kernels:
+    if wanted == PADDLE:
+        return Kernels(PADDLE, "cpu_kernels: paddle")
+    possible = processor_paths()
+    if wanted != AUTO and wanted not in possible:
+        have = f"it has {', '.join(possible)}" if possible else "native kernels need Linux and AVX2"
+        raise ConfigurationError(
+            f"cpu_kernels: {wanted}: this processor lacks some of its instructions; {have}.\n"
+            f"  Write cpu_kernels: {AUTO}, which takes the fastest path of the processor"
+        )
+    problems = []
+    for path in possible if wanted == AUTO else [wanted]:
+        try:
+            return Kernels(path, *_library(path))
+        except NoLibraryError as error:
+            problems.append(str(error))
+    if wanted != AUTO:
+        raise ConfigurationError(
+            f"cpu_kernels: {wanted}: {problems[0]}.\n  Write cpu_kernels: {AUTO} to compute without native kernels"
+        )
+    return Kernels(PADDLE, problems[0] if problems else "native kernels need Linux and a processor with AVX2")
 
 
-def compile_library(path: str) -> Path | None:
-    """Compile the library of a path into the cache; None without a compiler, or if it fails."""
-    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    if compiler is None:
-        return None
-    target = _cache() / _file_name(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        built = Path(folder) / target.name
-        files = [str(file) for file in sorted(SOURCE.glob("*.c"))]
-        command = [compiler, *COMMON_OPTIONS, *PATHS[path][0], *files, "-o", str(built), *LIBRARIES]
-        if subprocess.run(command, capture_output=True, check=False).returncode:
-            return None
-        built.replace(target)
-    return target
+def _library(path: str) -> tuple[str, ctypes.CDLL]:
+    """Return where the library of a path comes from, and the library.
+
+    Raises:
+        NoLibraryError: there is none, and it cannot be made.
+    """
+    _share_openmp()
+    shipped = PREBUILT / compiler.file_name(path)
+    if shipped.is_file():
+        try:
+            return "of the wheel", ctypes.CDLL(str(shipped))
+        except OSError:  # made for a newer C library than this system's
+            pass
+    file = compiler.cached_library(path)
+    try:
+        return f"compiled into {file.parent}", ctypes.CDLL(str(file))
+    except OSError:  # left incomplete by a machine that stopped, or of another system that shares the cache
+        file = compiler.cached_library(path, anew=True)
+    try:
+        return f"compiled into {file.parent}", ctypes.CDLL(str(file))
+    except OSError as error:
+        raise NoLibraryError(f"the compiled library cannot be loaded: {error}") from None
 
 
-def _file_name(path: str) -> str:
-    digest = hashlib.sha256()
-    for file in sorted(SOURCE.iterdir()):
-        digest.update(file.name.encode() + file.read_bytes())
-    digest.update(repr((COMMON_OPTIONS, PATHS[path])).encode())
-    return f"kernels-{path}-{digest.hexdigest()[:12]}.so"
+def _share_openmp() -> None:
+    """Make the symbols of Paddle's OpenMP runtime visible to libraries that are loaded later.
 
-
-def _cache() -> Path:
-    return Path(os.environ.get("ERNIEKIT_CACHE") or "~/.cache/erniekit").expanduser() / "native"
-
-
-def _share_openmp() -> bool:
-    """Make the symbols of Paddle's OpenMP runtime visible to libraries loaded later; False without one."""
-    spec = importlib.util.find_spec("paddle")
-    if spec is None or spec.origin is None:
-        return False
-    file = Path(spec.origin).parent / "libs" / "libiomp5.so"
-    if not file.is_file():
-        return False
-    ctypes.CDLL(str(file), mode=ctypes.RTLD_GLOBAL)
-    return True
+    Raises:
+        NoLibraryError: this build of Paddle has another runtime, or there is no Paddle.
+    """
+    if openmp.runtime() is None:
+        raise NoLibraryError("native kernels need the OpenMP runtime of Paddle's wheel for CPUs, libiomp5.so")

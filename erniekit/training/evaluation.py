@@ -14,6 +14,7 @@ import numpy as np
 from paddle.nn import Layer
 
 from erniekit.errors import TrainingError
+from erniekit.model.bf16 import weights_stay
 from erniekit.training.collectives import SINGLE_PROCESS, Ranks
 from erniekit.training.metrics import Totals
 from erniekit.training.objectives.objective import Objective
@@ -121,7 +122,8 @@ def evaluate(
     overall = Totals()
     for totals in totals_by_source.values():
         overall.add(totals)
-    extra = extra_metrics(model) if extra_metrics else ExtraMetrics({}, {})
+    with weights_stay():
+        extra = extra_metrics(model) if extra_metrics else ExtraMetrics({}, {})
     result = _result(overall, extra.overall, objective, read, available, time.perf_counter() - started)
     all_sources = Counter(plan.source_of(step) for step in range(available))
     if len(all_sources) < 2:
@@ -144,21 +146,22 @@ def _evaluate_batches(
     names: Sequence[str] = ()
     loss = objective.loss_for(model, (batch for _, batch in plan.local_steps(read)), ranks)
     steps = iter(plan.local_steps(read))
-    while some := list(islice(steps, ranks.num_forward_batches)):
-        before = time.perf_counter()
-        found = ranks.forward_only(model, loss, [batch for _, batch in some])
-        seconds = (time.perf_counter() - before) / len(some)
-        for (step, batch), metrics in zip(some, found, strict=True):
-            sums = {name: float(value) for name, value in metrics.items()}
-            loss_sum = sums.pop("loss_sum")
-            names = sorted(sums)
-            totals_by_source[plan.source_of(step)].add(
-                Totals(loss_sum, objective.units(batch), sums, batch.token_count, seconds)
-            )
-            if not math.isfinite(loss_sum) and not_finite is None:
-                not_finite = step
-        if not_finite is not None and plan.dp_world_size == 1:
-            break  # with several ranks, those that share the model continue, and so must this one
+    with weights_stay():
+        while some := list(islice(steps, ranks.num_forward_batches)):
+            before = time.perf_counter()
+            found = ranks.forward_only(model, loss, [batch for _, batch in some])
+            seconds = (time.perf_counter() - before) / len(some)
+            for (step, batch), metrics in zip(some, found, strict=True):
+                sums = {name: float(value) for name, value in metrics.items()}
+                loss_sum = sums.pop("loss_sum")
+                names = sorted(sums)
+                totals_by_source[plan.source_of(step)].add(
+                    Totals(loss_sum, objective.units(batch), sums, batch.token_count, seconds)
+                )
+                if not math.isfinite(loss_sum) and not_finite is None:
+                    not_finite = step
+            if not_finite is not None and plan.dp_world_size == 1:
+                break  # with several ranks, those that share the model continue, and so must this one
     own = [
         [totals.loss_sum, totals.units, totals.tokens, *(totals.sums.get(name, 0.0) for name in names)]
         for totals in totals_by_source.values()

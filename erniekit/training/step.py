@@ -13,6 +13,7 @@ from paddle import Tensor
 from paddle.nn import Layer
 from paddle.optimizer import Optimizer
 
+from erniekit.model.bf16 import weights_stay
 from erniekit.training.collectives import SINGLE_PROCESS, Ranks
 from erniekit.training.gradients import LossScale, clip_by_norm, scale_gradients
 from erniekit.training.metrics import Totals
@@ -88,7 +89,8 @@ def train_step(
         if parameters:
             optimizer.clear_grad(set_to_zero=set_to_zero)
 
-    results = ranks.forward_backward(model, loss, batches, begin_micro_batch, units / scale)
+    with weights_stay():
+        results = ranks.forward_backward(model, loss, batches, begin_micro_batch, units / scale)
     updated = ranks.reduce_gradients(parameters)
     loss_sums, sums, norm = _to_host(results, ranks.global_norm(updated))
     names = sorted(sums)

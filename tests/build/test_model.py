@@ -11,7 +11,10 @@ import pytest
 
 from erniekit.build import model
 from erniekit.config import Config
+from erniekit.errors import ConfigurationError
+from erniekit.model.native import path_in_use
 from erniekit.model.recompute import Recompute
+from erniekit.native import library
 
 
 def test_the_device_is_the_one_that_is_asked_for(make_config: Callable[..., Config], monkeypatch: Any) -> None:
@@ -19,6 +22,31 @@ def test_the_device_is_the_one_that_is_asked_for(make_config: Callable[..., Conf
     monkeypatch.setattr(model, "choose_kernels", lambda config: None)
     assert model.select_device(make_config(device="cpu")) == "cpu"
     assert model.select_device(make_config(device="gpu:1")) == "gpu:1"
+
+
+@pytest.mark.proves("cpu_kernels")
+def test_the_kernels_of_a_cpu_are_those_asked_for(
+    make_config: Callable[..., Config], monkeypatch: Any, logged: list[str]
+) -> None:
+    monkeypatch.setattr(library, "_wanted", "auto")
+    model.select_device(make_config(device="cpu", cpu_kernels="paddle"))
+    assert library.kernels().path == "paddle" and logged.pop().endswith("; kernels: paddle (cpu_kernels: paddle)")
+    best = library.use("auto")
+    model.select_device(make_config(device="cpu"))
+    assert library.kernels() == best and logged.pop().endswith(f"; kernels: {best.path} ({best.reason})")
+    monkeypatch.setattr(library, "processor_paths", lambda: ["avx2"])
+    library._open.cache_clear()
+    with pytest.raises(ConfigurationError, match="cpu_kernels: avx512: this processor lacks some"):
+        model.select_device(make_config(device="cpu", cpu_kernels="avx512"))
+
+
+def test_they_have_no_effect_on_a_gpu(make_config: Callable[..., Config], monkeypatch: Any, logged: list[str]) -> None:
+    monkeypatch.setattr("erniekit.model.device.use_device", lambda asked: "gpu:0")
+    monkeypatch.setattr("paddle.get_device", lambda: "gpu:0")
+    monkeypatch.setattr(library, "use", lambda wanted: pytest.fail("a GPU needs no library"))
+    model.select_device(make_config(device="gpu", cpu_kernels="avx2"))
+    assert logged == ["device: gpu:0", "`cpu_kernels` (config.yaml:2) has no effect on gpu:0"]
+    assert path_in_use() == "paddle"
 
 
 @pytest.mark.parametrize(

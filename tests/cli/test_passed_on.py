@@ -61,13 +61,15 @@ def test_chat_and_generate_sample_with_the_seed(monkeypatch: pytest.MonkeyPatch,
     assert [seed for _, seed in told] == [7, 7, 7] and started[0]["max_model_len"] == 50
 
 
-@pytest.mark.proves("device", "ignore_config_keys", "train_dataset_path")
+@pytest.mark.proves("device", "cpu_kernels", "ignore_config_keys", "train_dataset_path")
 def test_chat_and_generate_load_the_model_as_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    asked = Config.from_mapping({"ignore_config_keys": ["a"], "device": "gpu:1"}, verb="generate")
+    values = {"ignore_config_keys": ["a"], "device": "gpu:1", "cpu_kernels": "avx2"}
+    asked = Config.from_mapping(values, verb="generate")
     told: list[Any] = []
     monkeypatch.setattr("erniekit.model.device.use_device", _noting(told))
+    monkeypatch.setattr("erniekit.model.native.use_kernels", _noting(told))
     generate.select_device(asked)
-    assert told == [("gpu:1",)]
+    assert told == [("gpu:1",), ("avx2",)]
     loaded: dict[str, Any] = {}
     monkeypatch.setattr("erniekit.inference.engine.ChatModel.load", lambda folder, **named: loaded.update(named))
     generate.load_model(argparse.Namespace(model=tmp_path, lora_path=None), asked)

@@ -27,7 +27,7 @@ def test_good_file_shows_values_origins_and_numbers(tmp_path: Path, capsys: pyte
         tmp_path / "sft.yaml",
         f"model_name_or_path: {TINY}\ncontinue_training: false\noutput_dir: out\ntrain_dataset_path: {DATA}\n"
         "max_seq_len: 512\n"
-        "batch_size: 2\ngradient_accumulation_steps: 4\ncompute_type: bf16\n",
+        "batch_size: 2\ngradient_accumulation_steps: 4\ncompute_type: fp16\n",
     )
     assert main(["validate", file, "max_steps=1200"]) == 0
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
@@ -35,11 +35,11 @@ def test_good_file_shows_values_origins_and_numbers(tmp_path: Path, capsys: pyte
         f"{file}: valid for `erniekit train`",
         "max_steps 1200 command line",
         "per_device_train_batch_size 2 batch_size (sft.yaml:6)",
-        "bf16 true compute_type (sft.yaml:8)",
+        "fp16 true compute_type (sft.yaml:8)",
         "learning_rate 3e-05 default for SFT",
         "global batch 8 packs of up to 512 tokens, at most 4,096 tokens",
         "steps 1,200",
-        "`bf16: true` (compute_type (sft.yaml:8)) has no effect on a CPU: fp32 runs",
+        "`fp16: true` (compute_type (sft.yaml:8)) has no effect on a CPU: fp32 runs",
     ):
         assert line in lines
     parameters = next(line for line in lines if line.startswith("parameters"))

@@ -13,7 +13,7 @@ import pytest
 from erniekit import cli
 from erniekit.config import Config
 from erniekit.config.json_schema import exact_schema, structural_problems, value_schema
-from erniekit.config.parameter import CPU_AND_GPU, GPU_ONLY, NOT_IMPLEMENTED, Alias, Parameter, Rule, Section
+from erniekit.config.parameter import CPU_AND_GPU, CPU_ONLY, GPU_ONLY, NOT_IMPLEMENTED, Alias, Parameter, Rule, Section
 from erniekit.config.reference_docs import example_line
 from erniekit.config.registry import ALIASES, PARAMETERS, RULES, SECTIONS
 from erniekit.config.stages import STAGES
@@ -93,8 +93,6 @@ def test_schema_is_valid_json_schema() -> None:
 def test_gpu_parameter_is_accepted_for_a_gpu_and_reported_on_a_cpu(parameter: Parameter) -> None:
     values = {parameter.name: another_value(parameter)}
     values |= {need.name: fulfil(need) for need in parameter.needs[:1]}
-    if "fp16_opt_level" in values:
-        values["bf16"] = True
     assert load(**values, device="gpu:0").ignored_on_cpu() == []
     config = load(**values)
     assert any(line.startswith(f"`{parameter.name}:") for line in config.ignored_on_cpu())
@@ -102,7 +100,7 @@ def test_gpu_parameter_is_accepted_for_a_gpu_and_reported_on_a_cpu(parameter: Pa
 
 @every_parameter
 def test_devices_are_said_where_verbs_exist(parameter: Parameter) -> None:
-    assert parameter.devices in (CPU_AND_GPU, GPU_ONLY, NOT_IMPLEMENTED)
+    assert parameter.devices in (CPU_AND_GPU, CPU_ONLY, GPU_ONLY, NOT_IMPLEMENTED)
     assert (parameter.devices == NOT_IMPLEMENTED) == (not set(parameter.verbs) & set(cli.VERBS))
 
 

@@ -5,6 +5,8 @@ The reference is written out here in double precision from the definition: score
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import numpy as np
 import paddle
 import pytest
@@ -67,22 +69,29 @@ def reference(q, k, v, indices, causal):
     return paddle.matmul(probabilities, v).transpose([0, 2, 1, 3])
 
 
-def run(indices, causal, *, heads=4, key_heads=2, how, dropout=0.0, seed=0):
-    """Output and the gradients of q, k, v for random inputs; `how` is "blocks", "dense" or "reference"."""
+@pytest.fixture(autouse=True)
+def paddle_operators(monkeypatch):
+    """These tests are of Paddle's operators; `test_native_attention.py` has those of our kernel."""
+    monkeypatch.setattr(attention_module, "has_native_attention", lambda *_: False)
+
+
+def run(indices, causal, *, heads=4, key_heads=2, how, dropout=0.0, seed=0, size=6):
+    """Output and the gradients of q, k, v for random inputs; `how` is "blocks", "native", "dense" or "reference"."""
     dtype = "float64" if how == "reference" else "float32"
     rng = np.random.default_rng(seed)
     batch, _, length, _ = indices.shape
     q, k, v = (
-        paddle.to_tensor(rng.standard_normal((batch, length, n, 6)), dtype) for n in (heads, key_heads, key_heads)
+        paddle.to_tensor(rng.standard_normal((batch, length, n, size)), dtype) for n in (heads, key_heads, key_heads)
     )
-    weight = paddle.to_tensor(rng.standard_normal((batch, length, heads, 6)), dtype)
+    weight = paddle.to_tensor(rng.standard_normal((batch, length, heads, size)), dtype)
     for tensor in (q, k, v):
         tensor.stop_gradient = False
     if how == "reference":
         out = reference(q, k, v, indices, causal)
     else:
         plan = AttentionPlan.build(indices, causal, dense=how == "dense")
-        out = attention(q, k, v, plan, dropout, key=(7, 1))
+        with patch.object(attention_module, "has_native_attention", lambda *_: how == "native"):
+            out = attention(q, k, v, plan, dropout, key=(7, 1))
     (out * weight).sum().backward()
     return [tensor.numpy() for tensor in (out, q.grad, k.grad, v.grad)]
 

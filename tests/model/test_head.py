@@ -7,6 +7,7 @@ import paddle
 import pytest
 
 from erniekit.model import head as head_module
+from erniekit.model import native
 from erniekit.model.head import token_log_probabilities, token_loss
 from erniekit.model.weights import named_weights
 
@@ -49,6 +50,34 @@ def test_a_batch_without_targets_has_no_loss_and_no_gradient(variant):
     result, gradients = run(tiny_model(), np.full(40, -100), **variant)
     assert float(result.loss_sum) == 0 and int(result.target_count) == 0 and int(result.correct_count) == 0
     assert not any(gradient.any() for gradient in gradients.values())
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=["plain", "sparse", "fused", "both"])
+def test_kernels_give_the_loss_and_gradients_of_paddle(variant, monkeypatch):
+    if native.kernel(*head_module.KERNEL) is None:
+        pytest.skip("there is no library of kernels and no compiler here")
+    monkeypatch.setattr(head_module, "CHUNK_LOGITS", 53 * 7)
+    decoder = tiny_model()
+
+    def compute():
+        result, gradients = run(decoder, LABELS, **variant)
+        decoder.clear_gradients()
+        chosen = token_log_probabilities(
+            decoder, decoder(*pack(IDS, [15, 40])), paddle.to_tensor(LABELS[None]), **variant
+        )
+        weights = paddle.to_tensor(np.random.default_rng(2).standard_normal(chosen.values.shape[0]), "float32")
+        (chosen.values * weights).sum().backward()
+        more = {f"log_{name}": weight.grad.numpy() for name, weight in named_weights(decoder).items()}
+        values = {"loss": result.loss_sum.numpy(), "log": chosen.values.detach().numpy()}
+        counts = [int(result.correct_count), *chosen.is_correct.numpy().tolist()]
+        return counts, values | gradients | more
+
+    counts, ours = compute()
+    monkeypatch.setattr(native, "kernel", lambda *_: None)
+    expected_counts, expected = compute()
+    assert counts == expected_counts
+    for name, value in expected.items():
+        np.testing.assert_allclose(ours[name], value, atol=1e-5 * np.abs(value).max(), err_msg=name)
 
 
 def test_extreme_logits_stay_finite():

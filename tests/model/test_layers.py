@@ -8,10 +8,11 @@ import numpy as np
 import paddle
 import pytest
 
+from erniekit.model import native
 from erniekit.model.architectures.rope_scaling import Frequencies
 from erniekit.model.mlp import swiglu
 from erniekit.model.norm import rms_norm
-from erniekit.model.rope import RotaryTables, apply_rotary, rotary_tables
+from erniekit.model.rope import RotaryTables, apply_rotary, rms_norm_rotary, rotary_tables
 
 RNG = np.random.default_rng(0)
 POSITIONS = paddle.to_tensor(np.array([[0, 1, 2, 0, 1]]))
@@ -82,6 +83,75 @@ def test_gradients_equal_finite_differences(function, formula, inputs):
             assert (ends[0] - ends[1]) / 2e-6 == pytest.approx(float(tensor.grad[index]), abs=1e-6)
 
 
+def by_paddle_and_by_kernels(monkeypatch, compute):
+    """Return the arrays of both ways."""
+    if native.kernel("rms_norm", "llppfpp") is None:
+        pytest.skip("there is no library of kernels and no compiler here")
+    ours = compute()
+    monkeypatch.setattr(native, "kernel", lambda *_: None)
+    return zip(compute(), ours, strict=True)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 16), (2, 40, 48), (70, 3, 10)])
+def test_the_norm_of_kernels_is_that_of_paddle(shape, monkeypatch):
+    values, weights, grads = (paddle.to_tensor(doubles(*s), "float32") for s in (shape, shape[-1:], shape))
+
+    def compute():
+        x, w = values.clone().detach(), weights.clone().detach()
+        x.stop_gradient = w.stop_gradient = False
+        y = rms_norm(x, w, 1e-5)
+        y.backward(grads)
+        return y.numpy(), x.grad.numpy(), w.grad.numpy()
+
+    for expected, found in by_paddle_and_by_kernels(monkeypatch, compute):
+        np.testing.assert_allclose(found, expected, atol=1e-6 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("interleaved", [True, False])
+def test_the_rotation_of_kernels_is_that_of_paddle(interleaved, monkeypatch):
+    values, grads = (paddle.to_tensor(doubles(5, 3, 20), "float32") for _ in range(2))
+
+    def compute():
+        tables = rotary_tables(POSITIONS, 3, Frequencies((1.0, 0.3, *[0.0] * 8), 1.5), interleaved=interleaved)
+        x = values.clone().detach()
+        x.stop_gradient = False
+        y = apply_rotary(x, tables)
+        y.backward(grads)
+        return y.numpy(), x.grad.numpy()
+
+    for expected, found in by_paddle_and_by_kernels(monkeypatch, compute):
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("interleaved", [True, False])
+@pytest.mark.parametrize("frozen", [True, False])
+def test_norm_and_rotation_of_kernels_are_those_of_paddle(interleaved, frozen, monkeypatch):
+    values, grads = (paddle.to_tensor(doubles(5, 3, 20), "float32") for _ in range(2))
+    weights = paddle.to_tensor(doubles(20), "float32")
+
+    def compute():
+        tables = rotary_tables(POSITIONS, 3, plain_frequencies(10000.0, 20), interleaved=interleaved)
+        x, w = values.clone().detach(), weights.clone().detach()
+        x.stop_gradient, w.stop_gradient = False, frozen
+        y = rms_norm_rotary(x, w, 1e-3, tables)
+        y.backward(grads)
+        return [y.numpy(), x.grad.numpy()] + ([] if frozen else [w.grad.numpy()])
+
+    for expected, found in by_paddle_and_by_kernels(monkeypatch, compute):
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_tables_of_kernels_serve_paddle_too():
+    """Other precisions and strided tensors go to Paddle's operators, with the tables of the batch."""
+    tables = rotary_tables(POSITIONS, 3, plain_frequencies(10000.0, 6), interleaved=True)
+    x = doubles(5, 3, 6)
+    wide = RotaryTables(tables.cos.astype("float64"), tables.sin.astype("float64"), True)
+    found = apply_rotary(paddle.to_tensor(x), wide).numpy()
+    np.testing.assert_allclose(found, turned_in_complex_numbers(x), atol=1e-6)
+    strided = paddle.to_tensor(x.transpose(1, 0, 2).copy(), "float32").transpose([1, 0, 2])
+    np.testing.assert_allclose(apply_rotary(strided, tables).numpy(), found, atol=1e-6)
+
+
 def test_a_frozen_norm_weight_gets_no_gradient():
     x, weight = paddle.ones([2, 4]), paddle.ones([4])
     x.stop_gradient = False
@@ -93,6 +163,6 @@ def test_angles_are_float32_products_as_in_the_published_models():
     tables = rotary_tables(paddle.to_tensor([[100_003]]), 3, plain_frequencies(500000.0, 8), interleaved=True)
     frequencies = (500000.0 ** -(np.arange(0, 8, 2) / 8)).astype(np.float32)
     angles = np.repeat(np.float32(100_003) * frequencies, 2)
-    for head in range(3):
+    for head in range(tables.cos.shape[1]):
         np.testing.assert_allclose(tables.cos.numpy()[0, head], np.cos(angles, dtype=np.float32), atol=2e-7)
         np.testing.assert_allclose(tables.sin.numpy()[0, head], np.sin(angles, dtype=np.float32), atol=2e-7)

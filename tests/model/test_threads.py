@@ -6,9 +6,11 @@ import numpy as np
 import paddle
 import pytest
 
+from erniekit.model import attention as attention_module
 from erniekit.model import threads
 from erniekit.model.attention import AttentionPlan, attention
 from erniekit.model.threads import parallel_map
+from erniekit.native import openmp
 
 
 @pytest.fixture
@@ -36,6 +38,17 @@ def test_results_are_in_the_order_of_the_items_and_threads_share_them(three_thre
     assert len({thread for _, thread in results}) == 3
 
 
+def test_threads_share_those_of_the_process(three_threads, monkeypatch):
+    monkeypatch.setattr(threads, "_mkl_threads", lambda: 6)
+    meeting = threading.Barrier(3)
+
+    def thread_count(item: int) -> int:
+        meeting.wait(timeout=60)
+        return openmp.runtime().omp_get_max_threads()
+
+    assert parallel_map(thread_count, range(3)) == [2, 2, 2]
+
+
 def test_threads_record_no_gradient_and_recording_goes_on_after(three_threads):
     x = paddle.ones([4])
     x.stop_gradient = False
@@ -44,7 +57,7 @@ def test_threads_record_no_gradient_and_recording_goes_on_after(three_threads):
 
 
 def test_an_error_in_any_thread_is_raised_and_threads_are_restored(three_threads):
-    before = threads._mkl().MKL_Get_Max_Threads()
+    before = [threads._mkl().MKL_Get_Max_Threads(), openmp.runtime().omp_get_max_threads()]
 
     def fail_at_two(item: int) -> int:
         if item == 2:
@@ -53,7 +66,7 @@ def test_an_error_in_any_thread_is_raised_and_threads_are_restored(three_threads
 
     with pytest.raises(ValueError, match="two"):
         parallel_map(fail_at_two, range(4))
-    assert threads._mkl().MKL_Get_Max_Threads() == before
+    assert [threads._mkl().MKL_Get_Max_Threads(), openmp.runtime().omp_get_max_threads()] == before
     assert parallel_map(lambda item: item, range(4)) == [0, 1, 2, 3]
 
 
@@ -66,6 +79,7 @@ def test_one_thread_computes_in_order_where_there_is_one(monkeypatch):
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_attention_does_not_depend_on_which_thread_has_which_head(three_threads, monkeypatch, dropout):
+    monkeypatch.setattr(attention_module, "has_native_attention", lambda *_: False)
     rng = np.random.default_rng(0)
     ends = np.repeat([70, 300, 400], [70, 230, 100]).astype(np.int32).reshape(1, 1, -1, 1)
     plan = AttentionPlan.build(ends)

@@ -80,7 +80,7 @@ def test_each_axis_keeps_two_ranks_as_far_as_four_allow(values: dict, kept: Topo
 
 
 def test_what_only_a_gpu_knows_is_left_out() -> None:
-    values = {"bf16": True, "fuse_rms_norm": True}
+    values = {"fp16": True, "fuse_rms_norm": True}
     assert len(Config.from_mapping(NEEDED | values).ignored_on_cpu()) == 2
     parameters = _shrunk_run(values)[0].parameters
     assert Config.from_mapping(NEEDED | values | parameters).ignored_on_cpu() == []

@@ -179,7 +179,7 @@ def identity(**changes: Any) -> RunIdentity:
         "seed": 1,
         "data_fingerprint": "abc",
         "batches": {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2},
-        "cpu_settings": {"MKL_DEBUG_CPU_TYPE": "7"},
+        "cpu_settings": {"MKL_DEBUG_CPU_TYPE": "7", "cpu_kernels": "paddle"},
         "versions": {"paddle": "3.3.1"},
     }
     return RunIdentity(**(values | changes))

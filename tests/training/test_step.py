@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 import paddle
+import paddle.nn.functional as F
 import pytest
 
 from erniekit.config.sections.training import TrainingParameters
+from erniekit.model import bf16
+from erniekit.model.cpu_gradients import linear
 from erniekit.training.collectives import forward_backward_no_pipelining
 from erniekit.training.gradients import global_norm
 from erniekit.training.objectives.objective import MicroBatchLoss, Objective
 from erniekit.training.optim.adamw import build_optimizer
 from erniekit.training.step import NotFiniteError, StepResult, train_step
 
-from .fakes import FAKE_OBJECTIVE, PADDING, FakeBatch, FakeLoss, FakeModel, FakePlan
+from .fakes import FAKE_OBJECTIVE, PADDING, FakeBatch, FakeLoss, FakeModel, FakePlan, _cross_entropy
 
 SAMPLES = np.array([0, 3, 5, 8])
 
@@ -205,3 +208,33 @@ def test_not_finite_names_the_micro_batch_and_updates_nothing(where: str, what: 
     assert caught.value.micro_batches == (2,)
     for name, value in FakeModel().arrays().items():
         np.testing.assert_array_equal(model.arrays()[name], value, err_msg=name)
+
+
+class RoundingModel(FakeModel):
+    """The fake model with its linear layers in bfloat16."""
+
+    def forward(self, input_ids: paddle.Tensor) -> paddle.Tensor:
+        with bf16.products():
+            hidden = F.embedding(input_ids, self.named["model.embed_tokens.weight"])
+            hidden = F.silu(linear(hidden, self.named["model.layers.0.mlp.weight"], None))
+            return linear(hidden, self.named["lm_head.weight"], None)
+
+
+@pytest.mark.skipif(not bf16.is_available()[0], reason=bf16.is_available()[1])
+def test_a_step_rounds_each_weight_once_and_the_next_one_sees_the_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, model = FakePlan(), RoundingModel()
+    parameters = [model.named[name] for name in model.named if "norm" not in name and "bias" not in name]
+    optimizer = build_optimizer(model.named, TrainingParameters())
+    rounded = []
+    original = bf16._rounded
+    monkeypatch.setattr(bf16, "_rounded", lambda x: rounded.append(id(x)) or original(x))
+    for step in range(3):
+        rounded.clear()
+        batches = LAYOUTS["(1, 4)"](plan)
+        with paddle.no_grad():
+            expected = sum(float(_cross_entropy(model, batch).loss_sum) for batch in batches)
+        assert [rounded.count(id(weight)) for weight in parameters] == [0, 4, 4]
+        rounded.clear()
+        result = train_step(model, parameters, optimizer, FAKE_OBJECTIVE, batches, step=step, learning_rate=0.1)
+        assert [rounded.count(id(weight)) for weight in parameters] == [0, 1, 1]
+        assert result.totals.loss_sum == expected

@@ -1,14 +1,16 @@
-"""Attention: forward and backward by documents, beside a dense mask and beside torch; time and peak memory.
+"""Attention: forward and backward by our kernel, beside Paddle's operators, a dense mask and torch; time and memory.
 
     python tools/bench/attention.py [--lengths 1024 2048 4096 8192 16384] [--masks document "shared question"
-        "full causal"] [--rounds 3] [--threads 2] [--environments .peers] [--write]
+        "full causal"] [--heads "8 2 64"] [--other-heads "4 1 32" "12 4 64" "16 8 128"] [--rounds 3] [--threads 2]
+        [--environments .peers] [--write]
 
 One row of 8 query heads and 2 key heads of 64, float32: log-normal documents (mean 512 tokens); the same ones as
-questions with two answers, half and a quarter each, that do not see each other; one document. Each way is a process
-of its own, and they take turns. Output and gradients of a way must be ours before it is timed. torch's flex_attention
-has no backward pass on a CPU, so it stands beside our forward pass. Then ours over 8,192 tokens of equal documents:
-all its times together are fitted by a * tokens + b * pairs of a query and a key that it sees (half the sum of squared
-document lengths). `--write` puts table and plot into docs/.
+questions with two answers, half and a quarter each, that do not see each other; one document. Then documents of 4,096
+tokens with other heads. Each way is a process of its own, and they take turns. Output and gradients of a way must be
+ours before it is timed. torch's flex_attention has no backward pass on a CPU, so it stands beside our forward pass.
+Then ours over 8,192 tokens of equal documents: all its times together are fitted by a * tokens + b * pairs of a query
+and a key that it sees (half the sum of squared document lengths). The product rates of the run are printed below.
+`--write` puts table and plot into docs/.
 """
 
 from __future__ import annotations
@@ -24,12 +26,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from attention_case import MASKS, document_ends, samples, visible_pairs
+from attention_case import MASKS, Heads, document_ends, samples, visible_pairs
 from marked import BENCHMARKS, measured_at, with_table
 from plots import new_plot, save_plot
+from product_rates import in_words, product_rates
 from workers import ROOT, SideEndedError, Worker
 
 SIDES = Path(__file__).resolve().parent / "sides"
+OTHER_TOKENS, OTHER_HEADS = 4096, ("4 1 32", "12 4 64", "16 8 128")
 SWEEP_TOKENS, SWEEP = 8192, (64, 128, 256, 512, 1024, 2048, 4096)
 TURN_SECONDS, SLOW_SECONDS = 0.4, 4.0  # a turn takes at least the first; a call above the second is made twice only
 TOLERANCE = 2e-5  # of the largest number
@@ -47,11 +51,13 @@ class Way:
 
 
 WAYS = {
-    "ours": Way("paddle_attention.py", "documents"),
+    "ours": Way("paddle_attention.py", "native"),
+    "Paddle's operators": Way("paddle_attention.py", "documents"),
     "dense mask": Way("paddle_attention.py", "dense", longest=8192),
     "torch, dense mask": Way("torch_attention.py", "mask"),
     "torch, by documents": Way("torch_attention.py", "documents"),
-    "ours, forward": Way("paddle_attention.py", "documents", "ours, forward", backward=False),
+    "ours, forward": Way("paddle_attention.py", "native", "ours, forward", backward=False),
+    "Paddle's operators, forward": Way("paddle_attention.py", "documents", "ours, forward", backward=False),
     "flex_attention, forward": Way("torch_attention.py", "flex", "ours, forward", backward=False),
 }
 Figures = dict[str, dict[str, Any]]  # by way: `ms`, `peak` in MB, `ratios` of time to what it is beside, one a round
@@ -75,7 +81,9 @@ def compare(name: str, answers: list[np.ndarray], expected: list[np.ndarray]) ->
             raise SystemExit(f"{name} and ours differ by {error:.1e} of the largest number")
 
 
-def measure(mask: str, length: int, names: list[str], torch: Path | None, rounds: int, threads: int) -> Figures:
+def measure(
+    mask: str, length: int, heads: Heads, names: list[str], torch: Path | None, rounds: int, threads: int
+) -> Figures:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         workers: dict[str, Worker] = {}
@@ -84,7 +92,13 @@ def measure(mask: str, length: int, names: list[str], torch: Path | None, rounds
             way = WAYS[name]
             python = str(torch) if "torch" in way.script else sys.executable
             command = [python, str(SIDES / way.script), "--mask", mask, "--length", str(length), "--way", way.how]
-            command += ["--answers", str(folder / f"{number}.npz"), *["--backward"] * way.backward]
+            command += [
+                "--heads",
+                str(heads),
+                "--answers",
+                str(folder / f"{number}.npz"),
+                *["--backward"] * way.backward,
+            ]
             workers[name] = Worker(command, threads)
             stack.callback(workers[name].close)
 
@@ -135,17 +149,18 @@ def cell(found: dict[str, Any] | None, ours: dict[str, Any]) -> str:
     return f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f}) / {memory:.1f}"
 
 
-def row(mask: str, length: int, figures: Figures) -> str:
-    shown = [f"{figures[name]['ms']:,.0f} / {figures[name]['peak']:,.0f}" for name in ("ours", "ours, forward")]
-    cells = [mask, f"{length:,}", str(len(samples(mask, length))), shown[0]]
-    cells += [cell(figures.get(name), figures["ours"]) for name in list(WAYS)[1:4]]
-    cells += [shown[1], cell(figures.get("flex_attention, forward"), figures["ours, forward"])]
+def row(mask: str, length: int, heads: Heads, figures: Figures) -> str:
+    cells = [mask, f"{length:,}", str(len(samples(mask, length))), str(heads)]
+    for name, way in WAYS.items():
+        found = figures.get(name)
+        is_ours = name == way.beside and found is not None
+        cells.append(f"{found['ms']:,.0f} / {found['peak']:,.0f}" if is_ours else cell(found, figures[way.beside]))
     return "| " + " | ".join(cells) + " |"
 
 
 HEADER = (
-    "| mask | tokens | documents | ours, ms / MB | ours, dense mask | torch, dense mask | torch, by documents "
-    "| ours, forward | flex_attention, forward |\n|---|---:|---:|---:|---|---|---|---:|---|"
+    f"| mask | tokens | documents | heads | {' | '.join(WAYS)} |\n".replace("ours |", "ours, ms / MB |", 1)
+    + f"|---|---:|---:|---:|{'|'.join('---:' if name == way.beside else '---' for name, way in WAYS.items())}|"
 )
 
 
@@ -192,6 +207,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 2048, 4096, 8192, 16384])
     parser.add_argument("--masks", nargs="+", choices=MASKS, default=list(MASKS))
+    parser.add_argument("--heads", type=Heads.of, default=Heads(), help="query heads, key heads and head size")
+    parser.add_argument("--other-heads", type=Heads.of, nargs="*", default=[Heads.of(text) for text in OTHER_HEADS])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--environments", type=Path, default=ROOT / ".peers", help="where peers/make.sh has put them")
@@ -206,26 +223,36 @@ def main() -> None:
     print(HEADER, flush=True)
     for mask in args.masks:
         for length in args.lengths:
-            figures = measure(mask, length, ways_of(mask, length, torch), torch, args.rounds, args.threads)
+            names = ways_of(mask, length, torch)
+            figures = measure(mask, length, args.heads, names, torch, args.rounds, args.threads)
             cases[mask, length] = figures
             pairs = visible_pairs(document_ends(samples(mask, length)))
             points.setdefault(mask, []).append((length, pairs, figures["ours"]["ms"]))
-            lines.append(row(mask, length, figures))
+            lines.append(row(mask, length, args.heads, figures))
             print(lines[-1], flush=True)
+    for heads in args.other_heads:
+        names = ways_of("document", OTHER_TOKENS, torch)
+        figures = measure("document", OTHER_TOKENS, heads, names, torch, args.rounds, args.threads)
+        lines.append(row("document", OTHER_TOKENS, heads, figures))
+        print(lines[-1], flush=True)
     for size in SWEEP:
         mask = f"equal {size}"
-        figures = measure(mask, SWEEP_TOKENS, ["ours"], None, args.rounds, args.threads)
+        figures = measure(mask, SWEEP_TOKENS, args.heads, ["ours"], None, args.rounds, args.threads)
         pairs = visible_pairs(document_ends(samples(mask, SWEEP_TOKENS)))
         points.setdefault(f"equal documents, {SWEEP_TOKENS:,} tokens", []).append(
             (SWEEP_TOKENS, pairs, figures["ours"]["ms"])
         )
     costs, sentence = fitted(points)
     print(sentence)
+    rates = [f"paddle {in_words(product_rates(sys.executable, 'paddle'))}"]
+    rates += [f"torch {in_words(product_rates(torch, 'torch'))}"] if torch else []
+    measured = f"{args.threads} threads, {args.rounds} rounds. Product rates after them: {'; '.join(rates)}."
+    print(measured)
     if args.write:
         others = [torch_version(torch)] if torch else []
         below = measured_at("python tools/bench/attention.py --write", others)
         image = f"![Time against tokens, by mask; ours against visible pairs]({plot(cases, points, costs)})"
-        lines += ["", sentence, f"{args.threads} threads, {args.rounds} rounds. {below}", "", image]
+        lines += ["", sentence, f"{measured} {below}", "", image]
         BENCHMARKS.write_text(with_table("attention", "\n".join(lines), BENCHMARKS), encoding="utf-8")
 
 

@@ -7,9 +7,23 @@ from typing import NamedTuple
 
 import numpy as np
 
-HEADS, KEY_HEADS, HEAD_DIM = 8, 2, 64
 MEAN, SIGMA, SHORTEST = 512, 0.8, 16  # of the log-normal lengths of documents and of questions with their answers
 MASKS = ("document", "shared question", "full causal")
+
+
+class Heads(NamedTuple):
+    """Query heads, key heads, head size; as text "8 2 64"."""
+
+    queries: int = 8
+    keys: int = 2
+    size: int = 64
+
+    @classmethod
+    def of(cls, text: str) -> Heads:
+        return cls(*map(int, text.split()))
+
+    def __str__(self) -> str:
+        return f"{self.queries} {self.keys} {self.size}"
 
 
 class Sample(NamedTuple):
@@ -68,11 +82,7 @@ class Inputs(NamedTuple):
     gradient: np.ndarray
 
 
-def inputs(length: int) -> Inputs:
+def inputs(length: int, heads: Heads) -> Inputs:
     rng = np.random.default_rng(length)
-    return Inputs(
-        *(
-            rng.standard_normal((1, length, heads, HEAD_DIM), np.float32)
-            for heads in (HEADS, KEY_HEADS, KEY_HEADS, HEADS)
-        )
-    )
+    counts = (heads.queries, heads.keys, heads.keys, heads.queries)
+    return Inputs(*(rng.standard_normal((1, length, count, heads.size), np.float32) for count in counts))

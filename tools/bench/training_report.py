@@ -29,12 +29,17 @@ ORDER = {"tiny": 0, "small": 1, "medium": 2, "moe": 3, "sft": 0, "lora": 1, "dpo
 
 
 class Cell(NamedTuple):
+    """What is compared, with how many threads, beside how many other processes that multiply."""
+
     model: str
     stage: str
     length: int
+    threads: int = 2
+    busy: int = 0
 
     def __str__(self) -> str:
-        return f"{self.model} {self.stage} {self.length}"
+        threads = "" if self.threads == 2 else f", {self.threads} threads"
+        return f"{self.model} {self.stage} {self.length}{threads}" + (f", {self.busy} busy" if self.busy else "")
 
 
 def _entry(peer: Mapping[str, Any] | None) -> str:
@@ -53,10 +58,19 @@ def row(cell: Cell, figures: Mapping[str, Any]) -> str:
     ours, peers = figures["ours"], figures["peers"]
     peaks = [f"{peers[name]['peak_mb']:,.0f}" for name in ("torch", "trl") if "peak_mb" in peers.get(name, {})]
     entries = " | ".join(_entry(peers.get(name)) for name in PEERS)
+    threads = f"{cell.threads}" + (f", {cell.busy} busy" if cell.busy else "")
+    rounded = figures.get("ours, bfloat16")
+    speeds = [f"{each['tokens_per_second']:,.0f}" for each in (ours, rounded) if each]
     return (
-        f"| {cell.model} | {cell.stage} | {cell.length:,} | {ours['tokens_per_second']:,.0f} | {entries} "
-        f"| {ours['peak_mb']:,.0f} / {peaks[0] if peaks else '-'} |"
+        f"| {cell.model} | {cell.stage} | {cell.length:,} | {threads} | {_rates(figures)} | {', '.join(speeds)} "
+        f"| {entries} | {ours['peak_mb']:,.0f} / {peaks[0] if peaks else '-'} |"
     )
+
+
+def _rates(figures: Mapping[str, Any]) -> str:
+    """The product rates of the run: float32 and bfloat16 through Paddle's libraries, then through torch."""
+    of = figures.get("product_rates", {})
+    return "; ".join(", ".join(f"{rate:,.0f}" for rate in rates.values()) for rates in of.values()) or "-"
 
 
 def _version(environment: Path, package: str) -> str:
@@ -86,8 +100,8 @@ def record(cell: Cell, figures: dict[str, Any], environments: Path) -> None:
 
 def _cells() -> list[tuple[Cell, dict[str, Any]]]:
     known = json.loads(FIGURES.read_text(encoding="utf-8")).values()
-    cells = [(Cell(entry["model"], entry["stage"], entry["length"]), entry) for entry in known]
-    return sorted(cells, key=lambda item: (ORDER[item[0].stage], ORDER[item[0].model], item[0].length))
+    cells = [(Cell(**{name: entry[name] for name in Cell._fields if name in entry}), entry) for entry in known]
+    return sorted(cells, key=lambda item: (ORDER[item[0].stage], ORDER[item[0].model], *item[0][2:]))
 
 
 def table(image: str) -> str:
@@ -97,18 +111,16 @@ def table(image: str) -> str:
     lines = [
         f"![how many times as fast as each peer]({image})",
         "",
-        f"| model | stage | tokens a step | ours, tokens/s | {head} | peak MB, ours / torch's |",
-        "|---|---|---:|---:|" + "---|" * len(PEERS) + "---|",
+        "| model | stage | tokens a step | threads | GF/s, float32 and bfloat16: Paddle's; torch's "
+        f"| ours, tokens/s: float32, `bf16: true` | {head} | peak MB, ours / torch's |",
+        "|---|---|---:|---|---|---:|" + "---|" * len(PEERS) + "---|",
         *(row(cell, figures) for cell, figures in cells),
         "",
     ]
     at = sorted({f"`{entry['commit']}` ({entry['date']})" for _, entry in cells})
     versions = cells[-1][1]["versions"]
-    threads = sorted({entry["threads"] for _, entry in cells})
     lines.append(
-        f"Commit {', '.join(at)}; threads {', '.join(map(str, threads))}; "
-        + ", ".join(f"{name} {version}" for name, version in versions.items())
-        + "."
+        f"Commit {', '.join(at)}; " + ", ".join(f"{name} {version}" for name, version in versions.items()) + "."
     )
     return "\n".join(lines)
 
@@ -135,7 +147,7 @@ def plot() -> str:
     ticks = [0.5, 1, 1.3, 2, 3, 5, 8]
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
-    axes.set_yticks(range(len(cells)), [f"{cell.model} {cell.stage.upper()} {cell.length:,}" for cell, _ in cells])
+    axes.set_yticks(range(len(cells)), [str(cell) for cell, _ in cells])
     axes.invert_yaxis()
     axes.set_xlabel("useful tokens/s: ours over theirs")
     figure.legend(fontsize=8, loc="outside upper center", ncols=3)

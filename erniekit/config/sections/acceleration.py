@@ -42,6 +42,17 @@ class AccelerationParameters:
         "Results differ in the last bits only.",
         example=True,
     )
+    cpu_kernels: str = parameter(
+        "auto",
+        "Which kernels compute on a CPU beside matrix products: ERNIEKit's own, written in C, or Paddle's operators. "
+        "`auto` takes the fastest path of instructions that the processor has, and Paddle's operators where there is "
+        "no library of kernels and no compiler to make one (`erniekit env` says which). A path that is named must be "
+        "able to run. Paths differ in the last bits of results, so a run resumes bit for bit on the path that it began "
+        "with.",
+        choices=("auto", "paddle", "avx2", "avx512", "avx512_bf16"),
+        verbs=("train", "eval", "chat", "generate", "export"),
+        example="avx2",
+    )
     packing: bool = parameter(
         Derived("`true`; `false` with `batch_tokens`", _packing, True),
         "Concatenate several samples to one sequence of up to `max_seq_len` tokens, so that no computation is spent on "

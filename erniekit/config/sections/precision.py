@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from erniekit.config.parameter import GPU_ONLY, ConfigBuilder, parameter, rule, section, shorthand, when
+from erniekit.config.parameter import CPU_ONLY, GPU_ONLY, ConfigBuilder, parameter, rule, section, shorthand, when
 from erniekit.config.values import WORDS
 
 FUSED_GRADIENT_FLAGS = (
@@ -16,19 +16,29 @@ WITH_AMP = (when("bf16"), when("fp16"))
 
 @dataclass(frozen=True)
 class PrecisionParameters:
-    """The number formats that a GPU computes in. A CPU always computes in float32."""
+    """The number formats that a run computes in. On a CPU matrix products can compute in bfloat16."""
 
     bf16: bool = parameter(
         False,
-        "Compute in bfloat16, which has the range of float32 and 8 bits of precision.",
+        "Compute in bfloat16, which has the range of float32 and 8 bits of precision. On a CPU the products of linear "
+        "layers, of experts and, but for DPO, of the head round their factors to bfloat16 and sum in float32; all else "
+        "is float32.",
         excludes=("fp16",),
-        devices=GPU_ONLY,
         example=True,
+    )
+    cpu_bf16: str = parameter(
+        "auto",
+        "What `bf16: true` does on a CPU. `auto` computes in bfloat16 where the processor multiplies it faster than "
+        "float32 (AVX512-BF16 of AMD, AMX of Intel), and in float32 elsewhere, which the run tells. `always` rounds "
+        "to bfloat16 on every processor, if slowly, so that a run means the same on all of them.",
+        choices=("auto", "always"),
+        needs=when("bf16"),
+        devices=CPU_ONLY,
     )
     fp16: bool = parameter(
         False,
         "Compute in float16, which has 11 bits of precision and a small range, so that the loss must be scaled (see "
-        "`scale_loss`).",
+        "`scale_loss`). A CPU computes in float32 instead, and `bf16` is its 16-bit format.",
         excludes=("bf16",),
         devices=GPU_ONLY,
     )
@@ -36,10 +46,10 @@ class PrecisionParameters:
         "O1",
         "The level of mixed precision, for bfloat16 as well. `O1` keeps the parameters in float32 and casts the inputs "
         "of the operators that are faster in 16 bits. `O2` stores the parameters in 16 bits, with float32 master "
-        "weights in the optimizer.",
+        "weights in the optimizer. A CPU keeps the parameters in float32 at both levels; at `O2` it rounds the "
+        "gradients to 16 bits, unless `amp_master_grad` is set.",
         choices=("O1", "O2"),
         needs=WITH_AMP,
-        devices=GPU_ONLY,
     )
     scale_loss: int = parameter(
         2**15,
@@ -55,28 +65,29 @@ class PrecisionParameters:
         (),
         "Operators to compute in 16 bits in addition to Paddle's list (`paddle.amp.white_list()`), by Paddle's names, "
         "such as `matmul_v2` or `flash_attn`; an unknown name is told. Faster where an operator is called often; check "
-        "the loss, since sums and exponentials lose digits.",
+        "the loss, since sums and exponentials lose digits. On a CPU `softmax_with_cross_entropy` stands for the head "
+        "with its loss, whose products are float32 in DPO unless it is named; the run tells which names have no "
+        "effect there.",
         kind=WORDS,
         needs=WITH_AMP,
-        devices=GPU_ONLY,
         example="lookup_table flash_attn matmul",
     )
     amp_custom_black_list: tuple[str, ...] = parameter(
         (),
         "Operators to compute in float32 in addition to Paddle's list (`paddle.amp.black_list()`), by Paddle's names, "
         "such as `reduce_sum` or `elementwise_div`; an unknown name is told. Name what makes the loss NaN in 16 bits. "
-        "Each casts its inputs, which takes time and memory. The final norm, the head and routers are always float32.",
+        "Each casts its inputs, which takes time and memory. The final norm and routers are always float32, and on a "
+        "GPU the head. On a CPU `matmul` stands for all products, and `softmax_with_cross_entropy` for the head's; the "
+        "run tells which names have no effect there.",
         kind=WORDS,
         needs=WITH_AMP,
-        devices=GPU_ONLY,
         example="reduce_sum elementwise_div",
     )
     amp_master_grad: bool = parameter(
         False,
-        "Store gradients in float32 although parameters are stored in 16 bits, so that accumulating and clipping keep "
+        "Keep gradients in float32 although parameters are stored in 16 bits, so that accumulating and clipping keep "
         "full precision.",
         needs=when("fp16_opt_level", "O2"),
-        devices=GPU_ONLY,
     )
 
 

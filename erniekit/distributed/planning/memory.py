@@ -44,8 +44,9 @@ class Formats:
     Attributes:
         master: of the optimizer's float32 master copies of 16-bit weights; 0: there are none.
         moments: of both moments of AdamW together.
-            on_cpu: attention runs in blocks of scores, and the host memory of the process counts; otherwise FlashMask's
-            kernel runs.
+        on_cpu: the host memory of the process counts; otherwise FlashMask's kernel runs.
+        native_attention: on a CPU our kernel computes attention, which keeps no scores; otherwise Paddle's operators
+            do, in blocks of scores.
     """
 
     weights: int = 4
@@ -54,6 +55,7 @@ class Formats:
     master: int = 0
     moments: int = 8
     on_cpu: bool = True
+    native_attention: bool = True
 
 
 FLOAT32_ON_CPU = Formats()
@@ -276,6 +278,8 @@ class _LayerActivations:
         attention = 2 * work.tokens * (model.hidden_size + self.queries + 2 * self.keys)
         if work.dense_mask:
             attention += self._saved_scores()  # the gradient of the scores
+        elif work.formats.on_cpu and work.formats.native_attention:  # copies by tiles, and dK, dV of every query head
+            attention += work.tokens * (3 * self.keys + 2 * self.queries)
         elif work.formats.on_cpu:  # one block of scores, their probabilities and their gradient
             attention += 3 * model.num_attention_heads // self.topology.tensor * min(TILE, self.longest) * self.longest
         if moe:
@@ -285,18 +289,21 @@ class _LayerActivations:
     def masks(self) -> int:
         """Return an upper bound for the causal masks of the longest document, one per tile length; all layers share
         them."""
-        if not self.work.formats.on_cpu or self.work.dense_mask:
+        formats = self.work.formats
+        if not formats.on_cpu or formats.native_attention or self.work.dense_mask:
             return 0
         group = self.model.num_attention_heads // self.model.num_key_value_heads
         return group * min(TILE, self.longest) * self.longest
 
     def _saved_scores(self) -> int:
-        """Return the saved attention probabilities; above a limit they are recomputed in backward."""
+        """Return the saved attention probabilities, or what is saved to compute them again in backward."""
         heads, tokens = self.model.num_attention_heads // self.topology.tensor, self.work.tokens
         if self.work.dense_mask:
             return heads * tokens * self.work.max_seq_len
         if not self.work.formats.on_cpu:
             return 0
+        if self.work.formats.native_attention:
+            return heads * tokens  # the logarithms of their sums
         scores = heads * tokens * min(self.longest, (self.longest + TILE) // 2)
         return min(scores, KEPT_SCORES)  # a row of shorter documents has that many
 

@@ -43,8 +43,17 @@ class StepBatch:
 
 
 class Step(Protocol):
-    """Computes steps, and holds the keys and values of `blocks` blocks."""
+    """Computes steps, and holds the keys and values of a number of blocks.
+
+    That number is an upper bound: the scheduler gives out the lowest free blocks first, so that a step may take memory
+    as block numbers grow. A block that is given out again holds the keys of a request that has ended, never read before
+    they are written.
+    """
 
     def logits(self, batch: StepBatch) -> np.ndarray:
-        """Write keys and values of the batch's tokens into their blocks; return float32 logits [M, V]."""
+        """Write keys and values of the batch's tokens into their blocks; return float32 logits [M, V].
+
+        M may be 0, where all tokens are of prompts that go on in the next step. The tokens of a sequence are the next
+        ones after those in the cache: positions[starts[n]] is cached[n].
+        """
         ...

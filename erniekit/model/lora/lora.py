@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 import paddle
-import paddle.nn.functional as F
 from paddle import nn
 
 from erniekit.errors import ConfigurationError
 from erniekit.model.architectures.architecture import Architecture
+from erniekit.model.cpu_gradients import linear as product
 from erniekit.model.decoder import Decoder
 from erniekit.model.linear import ZEROS, Linear
 from erniekit.model.local_tensors import FullTensors, LocalTensors, SingleProcessTensors, local_tensors
@@ -61,7 +61,7 @@ class LowRankAdapter(nn.Layer):
     def forward(self, x: paddle.Tensor, output: paddle.Tensor, linear: Linear) -> paddle.Tensor:
         probability = self.settings.dropout * self._randomness.dropout_scale if self.training else 0.0
         x = dropout(x, probability, self._randomness.key(self._site_key, Site.ADAPTER_INPUT, self._shard))
-        update = F.linear(F.linear(x, self.lora_A) * self.scaling, self.lora_B)
+        update = product(product(x, self.lora_A, None) * self.scaling, self.lora_B, None)
         if self.lora_magnitude_vector is None:
             return output + update
         with paddle.no_grad():

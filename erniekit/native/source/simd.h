@@ -49,10 +49,11 @@ INLINE float largest_of(vf v) {
 }
 
 // e^x by x = n ln 2 + r and a polynomial of r (Cephes' coefficients); relative error below 2e-7. Below -87.3: 0.
+// NaN stays NaN, so that a broken number is seen in the loss.
 INLINE vf exponential(vf x) {
     const vf magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
     vi tiny = x < splat(-87.33654f);
-    x = smaller(x, splat(88.37626f));
+    x = smaller(splat(88.37626f), x);  // in this order NaN passes
     vf shifted = x * splat(1.44269504f) + magic;
     vf n = shifted - magic;
     vf r = x - n * splat(0.693359375f);
@@ -65,7 +66,8 @@ INLINE vf exponential(vf x) {
     p = p * r + splat(5.0000001201e-1f);
     p = p * r * r + r + splat(1.0f);
     vi power = (as_int(shifted) - as_int(magic)) << 23;
-    return choose(tiny, splat(0.0f), as_float(as_int(p) + power));
+    vf y = choose(tiny, splat(0.0f), as_float(as_int(p) + power));
+    return choose(x == x, y, x);
 }
 
 INLINE vf sigmoid(vf x) { return splat(1.0f) / (splat(1.0f) + exponential(-x)); }

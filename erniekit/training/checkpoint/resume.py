@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -240,7 +240,9 @@ class RunIdentity:
     @classmethod
     def from_json(cls, stored: Mapping[str, Any], path: Path) -> RunIdentity:
         try:
-            return cls(**stored)
+            identity = cls(**stored)
+            # earlier versions had no kernels of their own
+            return replace(identity, cpu_settings={"cpu_kernels": "paddle", **identity.cpu_settings})
         except TypeError as error:
             raise CheckpointError(f"{path}: not an identity of this version ({error})") from None
 

@@ -13,6 +13,7 @@ from paddle.optimizer import AdamW
 
 from erniekit.config.sections.training import TrainingParameters
 from erniekit.errors import CheckpointError
+from erniekit.model import native
 from erniekit.model.architectures.parts import AUDIO, LLM
 from erniekit.model.local_tensors import LocalTensors, tensor_spec
 from erniekit.model.storage.safetensors import StoredTensor
@@ -37,6 +38,27 @@ class StatefulAdamW(AdamW):
     Paddle's `state_dict` is not used: its keys are counters of the process (`linear_0.w_0_moment1_0`), which mean
     another parameter, or none, in the process that resumes.
     """
+
+    def _append_optimize_op(self, block: Any, param_and_grad: Any) -> Any:
+        """Update one tensor: in one pass of our own kernel where it runs, else by Paddle's operator.
+
+        Paddle calls this for every tensor with a gradient. Both compute the same formula.
+        """
+        return None if self._updated_natively(*param_and_grad) else super()._append_optimize_op(block, param_and_grad)
+
+    def _updated_natively(self, parameter: Tensor, gradient: Tensor) -> bool:
+        if parameter.dtype != paddle.float32 or not gradient.is_dense():
+            return False
+        rate = self._create_param_lr((parameter, gradient))
+        moment1, moment2, *powers = (self._accumulators[kind][parameter.name] for kind in STATE_KINDS)
+        tensors = [parameter, gradient, moment1, moment2, rate, *powers]
+        update = native.kernel("adamw", "lpppppppffff", *tensors)
+        if update is None:
+            return False
+        decay = self._weight_decay if self._apply_decay_param_fun(parameter.name) else 0.0
+        pointers = [tensor.data_ptr() for tensor in tensors]
+        update(parameter.size, *pointers, self._beta1, self._beta2, self._epsilon, decay)
+        return True
 
     def kinds(self, updated: Tensor) -> tuple[str, ...]:
         """Return the kinds of state of a tensor: `STATE_KINDS`, and `MASTER_WEIGHT` if it has 16 bits."""

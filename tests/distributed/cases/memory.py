@@ -14,14 +14,16 @@ from erniekit.model.head import token_loss
 from erniekit.model.lora.config import LoraSettings
 from erniekit.model.lora.lora import named_trainable_parameters
 from erniekit.model.recompute import Recompute
+from erniekit.native import library
 from tests.model.tiny import tiny_config
 
 
 def peak_of_training(
     shape: dict[str, Any], batch: int, length: int, documents: int, fused: bool, dense: bool, lora: bool,
-    dropout: float, again: str,
+    dropout: float, again: str, kernels: str,
 ) -> int:  # fmt: skip
     """Return the peak in bytes of all tensors."""
+    library.use(kernels)
     settings = LoraSettings(rank=8, alpha=16.0, dropout=dropout) if lora else None
     recompute = Recompute(granularity=again) if again else None
     decoder = build_model(tiny_config(**shape), None, lora=settings, recompute=recompute)

@@ -19,7 +19,7 @@ from erniekit.model.weights import named_linears
 from erniekit.native import library
 from tests.model.tiny import audio_arrays, logits_of, tiny_model
 
-pytestmark = pytest.mark.skipif(library.load_library() is None, reason="no native library: no compiler, or no AVX2")
+pytestmark = pytest.mark.skipif(library.kernels().path == library.PADDLE, reason=library.kernels().reason)
 
 FAMILIES = {
     "ernie4_5": {},

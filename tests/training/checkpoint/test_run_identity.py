@@ -46,7 +46,8 @@ def test_all_differences_are_reported_at_once() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"cpu_settings": {"MKL_DEBUG_CPU_TYPE": ""}}, "MKL_DEBUG_CPU_TYPE was 7, is "),
+        ({"cpu_settings": {"MKL_DEBUG_CPU_TYPE": "", "cpu_kernels": "paddle"}}, "MKL_DEBUG_CPU_TYPE was 7, is "),
+        ({"cpu_settings": {"MKL_DEBUG_CPU_TYPE": "7", "cpu_kernels": "avx2"}}, "cpu_kernels was paddle, is avx2"),
         ({"versions": {"paddle": "3.4.0"}}, "paddle was 3.3.1, is 3.4.0"),
     ],
 )
@@ -89,3 +90,10 @@ def test_stored_and_read_again() -> None:
     assert RunIdentity.from_json(identity().to_json(), FOLDER) == identity()
     with pytest.raises(CheckpointError, match="not an identity of this version"):
         RunIdentity.from_json({"seed": 1}, FOLDER)
+
+
+def test_checkpoints_of_earlier_versions_were_computed_with_paddles_operators() -> None:
+    earlier = identity(cpu_settings={"MKL_DEBUG_CPU_TYPE": "7"})
+    assert RunIdentity.from_json(earlier.to_json(), FOLDER) == identity()
+    avx2 = identity(cpu_settings={"MKL_DEBUG_CPU_TYPE": "7", "cpu_kernels": "avx2"})
+    assert RunIdentity.from_json(avx2.to_json(), FOLDER) == avx2

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[3])]
-from attention_case import Inputs, Sample, inputs, samples
+from attention_case import Heads, Inputs, Sample, inputs, samples
 from turns import serve
 
-from erniekit.model.device import keep_freed_memory
+from erniekit.model.freed_memory import keep_freed_memory
 
 WARM_UP = 256  # tokens of a call before memory is looked at: libraries are loaded then
 
@@ -34,14 +34,15 @@ def serve_calls(prepare: Prepare) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--mask", required=True)
     parser.add_argument("--length", type=int, required=True)
+    parser.add_argument("--heads", type=Heads.of, required=True)
     parser.add_argument("--way", required=True)
     parser.add_argument("--backward", action="store_true")
     parser.add_argument("--answers", type=Path, required=True)
     args = parser.parse_args()
     keep_freed_memory()
     small = "full causal" if args.mask.startswith("equal") else args.mask
-    prepare(samples(small, WARM_UP), inputs(WARM_UP), args.way, args.backward)()
-    numbers = inputs(args.length)
+    prepare(samples(small, WARM_UP), inputs(WARM_UP, args.heads), args.way, args.backward)()
+    numbers = inputs(args.length, args.heads)
     before = _resident("VmRSS")
     call = prepare(samples(args.mask, args.length), numbers, args.way, args.backward)
     Path("/proc/self/clear_refs").write_text("5")  # forgets the highest so far

@@ -23,8 +23,10 @@ from erniekit.data.batch import Batch
 from erniekit.data.collate import collate
 from erniekit.data.pairs import EncodedAnswer, join_pair
 from erniekit.data.templates.ernie import Sample
+from erniekit.model import bf16
 from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.builder import build_model
+from erniekit.model.cpu_precision import CpuBFloat16, chosen_products
 from erniekit.model.lora.config import LoraSettings
 from erniekit.model.lora.lora import named_trainable_parameters
 from erniekit.training.objectives.objective import Objective, supervised
@@ -64,9 +66,13 @@ def useful_tokens(stage: str, length: int, step: int, vocabulary: int) -> int:
     return length
 
 
-def make_step(config: dict[str, Any], folder: Path | None, stage: str, length: int) -> Step:
-    """A step of stage "sft", "lora" or "dpo" over `length` tokens; weights from a folder, or random ones."""
-    batch_of, advance = make_parts(config, folder, stage, length)
+def make_step(config: dict[str, Any], folder: Path | None, stage: str, length: int, dtype: str = "float32") -> Step:
+    """A step of stage "sft", "lora" or "dpo" over `length` tokens; weights from a folder, or random ones.
+
+    Args:
+        dtype: "bfloat16" is `bf16: true`, with float32 where this processor is faster in it.
+    """
+    batch_of, advance = make_parts(config, folder, stage, length, dtype)
 
     def step(number: int) -> tuple[float, int]:
         batch = batch_of(number)
@@ -76,13 +82,15 @@ def make_step(config: dict[str, Any], folder: Path | None, stage: str, length: i
 
 
 def make_parts(
-    config: dict[str, Any], folder: Path | None, stage: str, length: int
+    config: dict[str, Any], folder: Path | None, stage: str, length: int, dtype: str = "float32"
 ) -> tuple[Callable[[int], Batch], Callable[[int, Batch], StepResult]]:
     """The two parts of a step: its batch, and the update from it."""
     model_config, vocabulary = ModelConfig.from_json(config), config["vocab_size"]
     lora = LoraSettings(rank=workload.LORA_RANK, alpha=2 * workload.LORA_RANK) if stage == "lora" else None
     model = build_model(model_config, folder, lora=lora)
     model.train()
+    if dtype == "bfloat16" and bf16.is_faster()[0]:
+        CpuBFloat16(chosen_products((), (), head=stage != "dpo")).apply_to(model)
     objective: Objective
     if stage == "dpo":
         heads = {"fused_head": False, "sparse_head": True, "dense_mask": False}
@@ -110,4 +118,5 @@ def make_parts(
 
 if __name__ == "__main__":
     settings = workload.arguments()
-    serve(make_step(workload.read_config(settings.folder), settings.folder, settings.stage, settings.length))
+    config = workload.read_config(settings.folder)
+    serve(make_step(config, settings.folder, settings.stage, settings.length, settings.dtype))

@@ -1,4 +1,4 @@
-"""Our attention, by documents or with a dense mask."""
+"""Our attention: the native kernel, Paddle's operators by documents, or a dense mask."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ import_paddle()
 import paddle
 
 from erniekit.model.attention import AttentionPlan, attention
+from erniekit.native import library
 
 
 def prepare(row: list[Sample], numbers: Inputs, way: str, backward: bool) -> Call:
-    """`way`: "documents" or "dense"."""
+    """`way`: "native", "documents" or "dense"."""
+    library.use(library.AUTO if way == "native" else library.PADDLE)
     tensors = [paddle.to_tensor(array, stop_gradient=not backward) for array in numbers[:3]]
     gradient = paddle.to_tensor(numbers.gradient)
     plan = AttentionPlan.build(document_ends(row)[None, None, :, None], dense=way == "dense")
