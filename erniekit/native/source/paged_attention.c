@@ -17,16 +17,20 @@ typedef struct {
     float scores[ROWS * SPAN];
 } Tile;
 
-// scores [rows, 16] of the keys of a block, [D', 16]
-INLINE void score_block(const int rows, const Tile* tile, const float* keys, float* scores) {
+// scores [rows, 16] of the keys of a block, [D', 16]; its values and the next keys, as many, are asked for meanwhile.
+INLINE void score_block(const int rows, const Tile* tile, const float* keys, const float* values, const float* next,
+                        float* scores) {
     vf sums[ROWS][VECTORS];
     for (int r = 0; r < rows; r++)
         for (int v = 0; v < VECTORS; v++) sums[r][v] = splat(0);
-    for (int64_t d = 0; d < tile->width; d++, keys += BLOCK_TOKENS)
+    for (int64_t d = 0; d < tile->width; d++, keys += BLOCK_TOKENS) {
+        __builtin_prefetch(values + d * BLOCK_TOKENS);
+        __builtin_prefetch(next + d * BLOCK_TOKENS);
 #pragma GCC unroll 8
         for (int r = 0; r < rows; r++)
 #pragma GCC unroll 2
             for (int v = 0; v < VECTORS; v++) sums[r][v] += splat(tile->queries[r * tile->width + d]) * load(keys + v * VL);
+    }
     for (int r = 0; r < rows; r++)
         for (int v = 0; v < VECTORS; v++) store(scores + r * SPAN + v * VL, sums[r][v]);
 }
@@ -83,8 +87,10 @@ INLINE void attend(const int rows, Tile* tile, const int32_t* table, float* cons
         if (count > SPAN_BLOCKS) count = SPAN_BLOCKS;
         const float* own[SPAN_BLOCKS];
         for (int64_t b = 0; b < count; b++) {
-            own[b] = blocks[table[block + b]] + values;
-            score_block(rows, tile, blocks[table[block + b]] + keys, tile->scores + b * BLOCK_TOKENS);
+            const float* here = blocks[table[block + b]];
+            const float* next = block + b < last / BLOCK_TOKENS ? blocks[table[block + b + 1]] : here;
+            own[b] = here + values;
+            score_block(rows, tile, here + keys, own[b], next + keys, tile->scores + b * BLOCK_TOKENS);
         }
         for (int r = 0; r < rows; r++) exponentials(tile, r, start, count * BLOCK_TOKENS);
         // Places without a token are left out: what another request has left in them may be anything.

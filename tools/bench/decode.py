@@ -1,0 +1,201 @@
+"""How fast answers are written: ours beside transformers' `generate`, and beside llama.cpp's package where it is there.
+
+    python tools/bench/decode.py [--models tiny medium] [--prompts 1 16] [--length 64] [--new 64] [--threads 2]
+                                 [--rounds 3] [--cpu] [--environments .peers] [--folder /tmp/bench-decode] [--write]
+
+Greedy answers to prompts of `length` random tokens, by models of workload.py with random weights, in float32; ours also
+with linear weights in 8 and 4 bits. Each side runs in a process of its own, in turn with the others, and tells its
+tokens a second after the prompts: (new - 1) tokens over the seconds of new tokens less those of one. The best round of
+each counts, and the ratio is that of the bests. Float32 sides must choose the same first tokens, or nothing is printed.
+With --cpu the seconds are those of the processor, for a machine that others use, too; then take --threads 1. Memory is
+the kernel's VmHWM. Prints a markdown table; with --write it goes into docs/benchmarks.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from marked import BENCHMARKS, ROOT, measured_at, versions_in, with_table
+from workload import MODELS
+
+SAME_TOKENS = 8  # of each answer, compared between float32 sides: later ones follow rounding
+COMMON = """
+import json, sys, time
+import numpy as np
+folder, count, length, new, clock = sys.argv[1], *map(int, sys.argv[2:5]), getattr(time, sys.argv[5])
+vocabulary = json.load(open(folder + "/config.json"))["vocab_size"]
+prompts = np.random.default_rng(0).integers(3, vocabulary, (count, length)).tolist()
+
+def report(answer, **more):
+    answer(2)
+    seconds = []
+    for tokens in (1, new):
+        start = clock()
+        ids = answer(tokens)
+        seconds.append(clock() - start)
+    peak = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
+    rate = count * (new - 1) / (seconds[1] - seconds[0])
+    print(json.dumps({"rate": rate, "peak": peak / 1024, "prompt": count * length / seconds[0], "ids": ids, **more}))
+"""
+OURS = (
+    COMMON
+    + """
+from erniekit.environment import import_paddle
+import_paddle()
+import paddle
+from erniekit.inference.generation import generate
+from erniekit.inference.sampling import Sampling
+from erniekit.model.architectures.model_config import ModelConfig
+from erniekit.model.builder import build_model
+from erniekit.model.quantization.settings import WeightOnly
+quantization = WeightOnly(sys.argv[6]) if len(sys.argv) > 6 else None
+model = build_model(ModelConfig.from_folder(folder), folder, quantization=quantization)
+a = paddle.ones([1024, 1024])
+product = min(timed for _ in range(5) for start in [clock()] for timed in [(paddle.matmul(a, a), clock() - start)[1]])
+report(lambda tokens: generate(model, prompts, Sampling(max_new_tokens=tokens)), product=2 * 1024**3 / product / 1e9)
+"""
+)
+TRANSFORMERS = (
+    COMMON
+    + """
+import torch
+from transformers import AutoModelForCausalLM
+model = AutoModelForCausalLM.from_pretrained(folder, torch_dtype=torch.float32).eval()
+inputs = torch.tensor(prompts)
+
+def answer(tokens):
+    made = model.generate(inputs, attention_mask=torch.ones_like(inputs), do_sample=False, max_new_tokens=tokens,
+                          min_new_tokens=tokens, pad_token_id=0)
+    return made[:, length:].tolist()
+
+report(answer)
+"""
+)
+LLAMA_CPP = (
+    COMMON
+    + """
+import os
+from llama_cpp import Llama
+model = Llama(sys.argv[6], n_ctx=length + new + 8, n_threads=int(os.environ["OMP_NUM_THREADS"]), verbose=False)
+
+def answer(tokens):
+    answers = []
+    for prompt in prompts:  # its Python package answers one prompt after another
+        model.reset()
+        steps = model.generate(prompt, temp=0.0)
+        answers.append([token for _, token in zip(range(tokens), steps)])
+    return answers
+
+report(answer)
+"""
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=["tiny", "medium"], choices=[*MODELS])
+    parser.add_argument("--prompts", nargs="+", type=int, default=[1, 16], help="answered side by side")
+    parser.add_argument("--length", type=int, default=64, help="tokens of a prompt")
+    parser.add_argument("--new", type=int, default=64, help="tokens of an answer")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--cpu", action="store_true", help="processor time in place of wall time")
+    parser.add_argument("--environments", type=Path, default=ROOT / ".peers")
+    parser.add_argument("--gguf", type=Path, help="a folder with MODEL.gguf of each model, for llama.cpp's package")
+    parser.add_argument("--folder", type=Path, default=Path("/tmp/bench-decode"))
+    parser.add_argument("--write", action="store_true", help="into docs/benchmarks.md")
+    options = parser.parse_args()
+    torch = options.environments / "torch/bin/python"
+    lines = [
+        f"Prompts of {options.length} tokens, answers of {options.new}, {options.threads} threads; tokens a second "
+        "after the prompts, and of the prompts.",
+        "",
+        "| model | prompts | side | answers, tokens/s | times transformers | prompts, tokens/s | peak, MB |",
+        "|---|---:|---|---:|---:|---:|---:|",
+    ]
+    products: list[float] = []
+    for name in options.models:
+        folder = write_model(options.folder / name, name)
+        for count in options.prompts:
+            results = compare(sides_of(name, torch, options.gguf), folder, count, options)
+            products += [result["product"] for result in results.values() if "product" in result]
+            base = results.get("transformers")
+            for side, result in results.items():
+                ratio = f"{result['rate'] / base['rate']:.2f}" if base else "-"
+                lines.append(
+                    f"| {name} | {count} | {side} | {result['rate']:,.1f} | {ratio} | {result['prompt']:,.0f} "
+                    f"| {result['peak']:,.0f} |"
+                )
+    shutil.rmtree(options.folder)
+    lines += ["", f"Float32 products of the run: {min(products):.0f} to {max(products):.0f} GF/s."]
+    others = versions_in(torch, "torch", "transformers") if torch.exists() else []
+    table = "\n".join([*lines, "", measured_at("python tools/bench/decode.py --write", others)])
+    print(table)
+    if options.write:
+        BENCHMARKS.write_text(with_table("decode", table, BENCHMARKS), encoding="utf-8")
+
+
+def sides_of(model: str, torch: Path, gguf: Path | None) -> dict[str, tuple[str, str, list[str]]]:
+    """The program of each side, its interpreter and its further arguments."""
+    sides = {
+        "ours": (sys.executable, OURS, []),
+        "ours, int8": (sys.executable, OURS, ["weight_only_int8"]),
+        "ours, int4": (sys.executable, OURS, ["weight_only_int4"]),
+    }
+    if torch.exists():
+        sides["transformers"] = (str(torch), TRANSFORMERS, [])
+    if gguf is not None:
+        sides["llama.cpp"] = (str(torch), LLAMA_CPP, [str(gguf / f"{model}.gguf")])
+    return sides
+
+
+def compare(
+    sides: dict[str, tuple[str, str, list[str]]], folder: Path, count: int, options: argparse.Namespace
+) -> dict[str, dict[str, Any]]:
+    """The best round of each side; the sides take turns."""
+    best: dict[str, dict[str, Any]] = {}
+    clock = "process_time" if options.cpu else "perf_counter"
+    for _ in range(options.rounds):
+        for side, (python, program, more) in sides.items():
+            arguments = [str(folder), *map(str, (count, options.length, options.new)), clock, *more]
+            environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads), "HF_HUB_OFFLINE": "1"}
+            done = subprocess.run(
+                [python, "-c", program, *arguments], capture_output=True, text=True, cwd=ROOT, env=environment
+            )
+            if done.returncode:
+                sys.exit(f"{side}: {done.stderr[-2000:]}")
+            result = json.loads(done.stdout.splitlines()[-1])
+            if side not in best or result["rate"] > best[side]["rate"]:
+                best[side] = result
+    ours, theirs = (
+        [ids[:SAME_TOKENS] for ids in best[side]["ids"]]
+        for side in ("ours", "transformers" if "transformers" in best else "ours")
+    )
+    if ours != theirs:
+        sys.exit(f"{folder.name}: the answers differ: {ours} here, {theirs} there")
+    return best
+
+
+def write_model(folder: Path, name: str) -> Path:
+    """Write a model with random weights, large enough for its answers to vary."""
+    sys.path.insert(0, str(ROOT))
+    from load import write_random
+
+    from erniekit.model.architectures.model_config import ModelConfig
+
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    config = ModelConfig.from_json({**MODELS[name], "initializer_range": 0.1, "tie_word_embeddings": False})
+    write_random(folder, config, "F32", 10**12)
+    return folder
+
+
+if __name__ == "__main__":
+    main()
