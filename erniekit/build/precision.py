@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from erniekit.config import Config
 from erniekit.config.registry import did_you_mean
 from erniekit.config.sections.checkpoint import MASTER_WEIGHT_FLAGS, reason_ignored
-from erniekit.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from erniekit.model.cpu_precision import CpuBFloat16
@@ -31,11 +30,7 @@ def choose_kernels(config: Config) -> None:
 
 
 def mixed_precision(config: Config) -> MixedPrecision | CpuBFloat16 | None:
-    """Return the mixed precision of section 1.8 on the current device; None where it computes in float32.
-
-    Raises:
-        ConfigurationError: `cpu_bf16: always` on a CPU that has no bfloat16 products.
-    """
+    """Return the mixed precision of section 1.8 on the current device; None where it computes in float32."""
     import paddle
 
     from erniekit.model.cpu_precision import CpuBFloat16, chosen_products
@@ -59,23 +54,11 @@ def mixed_precision(config: Config) -> MixedPrecision | CpuBFloat16 | None:
 
 
 def why_not_on_this_cpu(config: Config) -> str:
-    """Return why `bf16: true` computes in float32 on this CPU; "" if it computes in bfloat16.
-
-    Raises:
-        ConfigurationError: `cpu_bf16: always`, and the CPU has no bfloat16 products.
-    """
+    """Return why `bf16: true` computes in float32 on this CPU; "" if it computes in bfloat16."""
     from erniekit.model import bf16
 
-    always = config.precision.cpu_bf16 == "always"
-    possible, sentence = bf16.is_available() if always else bf16.is_faster()
-    if always and not possible:
-        raise ConfigurationError(
-            f"`cpu_bf16: always` ({config.origin('cpu_bf16')}): {sentence}.\n  Write `cpu_bf16: auto` to compute in "
-            "float32 here."
-        )
-    if possible:
-        return ""
-    return sentence + "; `cpu_bf16: always` computes in bfloat16 all the same" * bf16.is_available()[0]
+    is_faster, sentence = bf16.is_faster()
+    return "" if is_faster or config.precision.cpu_bf16 == "always" else sentence
 
 
 def apply_mixed_precision(config: Config, model: Decoder, log_level: int = logging.INFO) -> None:
@@ -104,13 +87,16 @@ def _of_bfloat16_on_a_cpu(config: Config) -> list[str]:
     question than in `Config.ignored_on_cpu`: the processor answers it."""
     import paddle
 
+    from erniekit.model import bf16
     from erniekit.model.cpu_precision import without_effect
 
     if paddle.get_device() != "cpu" or not config.precision.bf16:
         return []
     if why := why_not_on_this_cpu(config):
-        return [f"`bf16: true` ({config.origin('bf16')}) has no effect here: fp32 runs ({why})"]
-    lines = []
+        also = "`cpu_bf16: always` computes in bfloat16 all the same"
+        return [f"`bf16: true` ({config.origin('bf16')}) has no effect here: fp32 runs ({why}; {also})"]
+    is_faster, sentence = bf16.is_faster()
+    lines = [] if is_faster else [f"`cpu_bf16: always` ({config.origin('cpu_bf16')}) is slow here: {sentence}"]
     for name in ("amp_custom_white_list", "amp_custom_black_list"):
         if idle := without_effect(config[name]):
             lines.append(
@@ -123,9 +109,8 @@ def _of_bfloat16_on_a_cpu(config: Config) -> list[str]:
             origin = config.origin("unified_checkpoint_config")
             lines.append(f"`unified_checkpoint_config` ({origin}): {flag} has no effect: weights are float32 on a CPU")
     if mixed_precision(config) is None:
-        lines.append(
-            f"`amp_custom_black_list` ({config.origin('amp_custom_black_list')}): fp32 runs: no product is left"
-        )
+        origin = config.origin("amp_custom_black_list")
+        lines.append(f"`amp_custom_black_list` ({origin}): fp32 runs: no product is left")
     return lines
 
 

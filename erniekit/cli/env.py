@@ -22,7 +22,8 @@ PACKAGES = (
 def _bfloat16_on_this_cpu() -> str:
     from erniekit.model import bf16
 
-    return bf16.is_faster()[1]
+    is_faster, sentence = bf16.is_faster()
+    return f"{'acts' if is_faster else 'no effect unless cpu_bf16: always, fp32 runs'} ({sentence})"
 
 
 def run(arguments: list[str]) -> int:
@@ -97,8 +98,18 @@ def _capabilities() -> dict[str, str]:
         "attention": "FlashMask kernel of the GPU"
         if gpu
         else "exact CPU equivalent of FlashMask, one document at a time",
-        "training precision": "fp32, or products in bf16"
+        "CPU kernels": _kernels(),
+        "training precision": "fp32, products in bf16"
         if not gpu
         else "fp32 with attention in bf16, bf16, fp16 (not tested by us on a GPU)",
-        "bf16, fp16": "with bf16: true or fp16: true" if gpu else f"bf16: {_bfloat16_on_this_cpu()}; fp16: fp32 runs",
+        "bf16: true": "acts" if gpu else _bfloat16_on_this_cpu(),
+        "fp16: true": "acts" if gpu else "no effect on a CPU: fp32 runs",
     }
+
+
+def _kernels() -> str:
+    from erniekit.native import library
+
+    kernels = library.kernels()
+    path = "Paddle's operators" if kernels.path == library.PADDLE else kernels.path
+    return f"{path}: {kernels.reason}"

@@ -25,8 +25,8 @@ from erniekit.data.templates.speech import UnitText
 from erniekit.data.templates.transcription import DEFAULT_SPEECH, Speech
 from erniekit.data.tokenizers.tokenizer import Tokenizer
 from erniekit.inference.answer_metrics import AnswerScores, check_libraries, merge_scores
-from erniekit.inference.audio_prompts import batches, prompt_audio
-from erniekit.inference.generation import generate, length_limit
+from erniekit.inference.audio_prompts import prompt_inputs
+from erniekit.inference.generation import answer_requests, length_limit, make_request
 from erniekit.inference.sampling import Sampling
 from erniekit.model.decoder import Decoder
 from erniekit.training.evaluation import ExtraMetrics
@@ -36,7 +36,8 @@ logger = logging.getLogger(__name__)
 
 SAMPLES_FILE = "eval_samples.jsonl"
 THOUGHTS_END = "</think>"
-MAX_BATCH_SIZE = 16  # bounds the memory of keys and values
+MAX_RUNNING = 16  # dialogues that are answered side by side: bounds the memory of keys and values
+ASKED = 8 * MAX_RUNNING  # dialogues that are read before they are answered
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ class GenerationEvaluator:
             for name, source in self._sources.items():
                 own = scores[name] = AnswerScores(self._normalizer)
                 eval_prompts = _select_eval_prompts(source, self._count, self._speech)
-                while block := list(islice(eval_prompts, MAX_BATCH_SIZE)):
+                while block := list(islice(eval_prompts, ASKED)):
                     fitting = [
                         (eval_prompt, prompt) for eval_prompt in block if (prompt := self._prompt(decoder, eval_prompt))
                     ]
@@ -133,23 +134,19 @@ class GenerationEvaluator:
         return prompt if 0 < len(prompt.ids) < length_limit(decoder, None) else None
 
     def _answers(self, decoder: Decoder, asked: Sequence[tuple[EvalPrompt, EncodedPrompt]]) -> list[GeneratedAnswer]:
-        inputs, prompts = audio_inputs(decoder.config), [prompt for _, prompt in asked]
-        rows = batches(prompts, range(len(prompts)), MAX_BATCH_SIZE, inputs)
-        return [answer for batch in rows for answer in self._answer_batch(decoder, [asked[row] for row in batch])]
-
-    def _answer_batch(
-        self, decoder: Decoder, asked: Sequence[tuple[EvalPrompt, EncodedPrompt]]
-    ) -> list[GeneratedAnswer]:
         expected = self._tokenizer.encode_batch([f"{each.thoughts}{each.expected}" for each, _ in asked])
         limits = [2 * len(tokens) + 16 for tokens in expected]
-        sampling = Sampling(
-            max_new_tokens=max(limits) + 1,  # one more, to tell a cut answer from one that ends there
-            temperature=0.0,
-            stop_token_ids=tuple(self._template.stop_token_ids),
-        )
-        prompts = [prompt for _, prompt in asked]
-        audio = prompt_audio(prompts, audio_inputs(decoder.config))
-        answers = generate(decoder, [prompt.ids for prompt in prompts], sampling, audio=audio)
+        inputs, stops = audio_inputs(decoder.config), tuple(self._template.stop_token_ids)
+        requests = [
+            make_request(
+                decoder,
+                prompt.ids,
+                Sampling(limit + 1, stop_token_ids=stops),  # one more, to tell a cut answer from one that ends there
+                inputs=prompt_inputs(prompt, inputs),
+            )
+            for (_, prompt), limit in zip(asked, limits, strict=True)
+        ]
+        answers = answer_requests(decoder, requests, max_running=MAX_RUNNING)
         return [
             GeneratedAnswer(self._unit_tokens.decode(tokens[:limit]), cut=len(tokens) > limit)
             for tokens, limit in zip(answers, limits, strict=True)

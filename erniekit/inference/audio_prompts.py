@@ -1,17 +1,15 @@
-"""The recordings of prompts: batches that fit into memory, and the arrays that a model reads beside the tokens."""
+"""The recordings of prompts: the arrays that a model reads beside the tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from erniekit.data.media.audio_batch import audio_arrays, read_placed, window_frames
+from erniekit.data.media.audio_batch import audio_arrays, read_placed
 from erniekit.data.media.clip import AudioInputs, PlacedClip
 from erniekit.data.placeholders import EncodedPrompt
 from erniekit.data.templates.ernie import Sample
-
-MAX_FRAMES = 24_000  # of the windows in a batch: 8 windows of 30 s, whose attention bounds the memory
 
 ReadClip = Callable[[PlacedClip, AudioInputs], np.ndarray]
 
@@ -37,25 +35,12 @@ def prompt_audio(
     return audio_arrays(rows, (len(rows), max(map(len, ids))), inputs, read)
 
 
-def batches(
-    prompts: Sequence[EncodedPrompt], order: Sequence[int], size: int, inputs: AudioInputs | None
-) -> Iterator[list[int]]:
-    """Yield the numbers of the prompts in batches, in this order: at most `size`, and no more windows of recordings
-    than memory is meant for, unless one prompt has more."""
-    batch: list[int] = []
-    frames = 0
-    for number in order:
-        own = _frames(prompts[number], inputs)
-        if batch and (len(batch) == size or frames + own > MAX_FRAMES):
-            yield batch
-            batch, frames = [], 0
-        batch.append(number)
-        frames += own
-    if batch:
-        yield batch
+def prompt_inputs(
+    prompt: EncodedPrompt, inputs: AudioInputs | None, read: ReadClip = read_placed
+) -> Callable[[], Mapping[str, np.ndarray]] | None:
+    """Return what reads the recordings of one prompt when its turn has come; None if it has none."""
 
+    def arrays() -> Mapping[str, np.ndarray]:
+        return prompt_audio([prompt], inputs, read) or {}
 
-def _frames(prompt: EncodedPrompt, inputs: AudioInputs | None) -> int:
-    if inputs is None:
-        return 0
-    return sum(len(window_frames(clip.length, inputs)) for clip in prompt.clips) * inputs.window_frames
+    return arrays if prompt.clips else None

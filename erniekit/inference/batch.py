@@ -1,4 +1,4 @@
-"""Answer a file of prompts: in batches of similar length, in the order of the file, one JSON object per line."""
+"""Answer a file of prompts: many side by side, in the order of the file, one JSON object per line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any, TextIO
 
 from erniekit.data.placeholders import EncodedPrompt
 from erniekit.errors import DataError, UserError
-from erniekit.inference.engine import MAX_BATCH_SIZE, ChatModel
+from erniekit.inference.decoding.scheduler import MAX_RUNNING
+from erniekit.inference.engine import ChatModel
 from erniekit.inference.generation import check_prompt
 from erniekit.inference.prompts import Prompt
 from erniekit.inference.sampling import Sampling
@@ -19,7 +20,7 @@ from erniekit.inference.sampling import Sampling
 logger = logging.getLogger(__name__)
 
 _ESCAPED = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}  # json.dumps escapes those below
-WINDOW = 16 * MAX_BATCH_SIZE  # prompts that are sorted by length and written together
+WINDOW = 16 * MAX_RUNNING  # prompts whose answers are written together
 
 
 def encode_prompts(

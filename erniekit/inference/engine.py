@@ -28,8 +28,17 @@ from erniekit.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from erniekit.errors import DataError, ModelFileError
 from erniekit.export.saved_program import SavedProgram
 from erniekit.export.trained_model import ignored_config_keys, run_parameters
-from erniekit.inference.audio_prompts import ReadClip, batches, prompt_audio
-from erniekit.inference.generation import Audio, TextModel, check_prompt, generate, length_limit, stream
+from erniekit.inference.audio_prompts import ReadClip, prompt_audio, prompt_inputs
+from erniekit.inference.decoding.scheduler import MAX_RUNNING
+from erniekit.inference.generation import (
+    Audio,
+    TextModel,
+    answer_requests,
+    check_prompt,
+    length_limit,
+    make_request,
+    stream,
+)
 from erniekit.inference.sampling import Sampling
 from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.builder import build_model
@@ -37,8 +46,6 @@ from erniekit.model.quantization.settings import WeightOnly
 from erniekit.model.storage.model_folder import is_program_folder
 
 logger = logging.getLogger(__name__)
-
-MAX_BATCH_SIZE = 64  # prompts answered together: bounds the memory of the key-value cache
 
 
 def sampling_from(parameters: GenerationParameters, seed: int) -> Sampling:
@@ -175,48 +182,65 @@ class ChatModel:
         streams: Sequence[int],
         report: Callable[[int], None] = lambda done: None,
     ) -> list[str]:
-        """Return one answer for each encoded prompt, computed in batches of similar length.
+        """Return one answer for each encoded prompt.
 
         Args:
             streams: the number of each prompt's stream of random draws.
-            report: called after every batch with the number of prompts answered.
+            report: called now and then with the number of prompts answered.
 
         Raises:
             UserError: a prompt is empty or too long, or one of its recordings cannot be read.
         """
         for number, prompt in enumerate(encoded, start=1):
             check_prompt(self.decoder, prompt.ids, sampling, number)
-        by_length = sorted(range(len(encoded)), key=lambda index: len(encoded[index].ids))
-        answers = [""] * len(encoded)
-        done = 0
-        for rows in batches(encoded, by_length, MAX_BATCH_SIZE, self.audio):
-            prompts, numbers = [encoded[row] for row in rows], [streams[row] for row in rows]
-            for row, tokens in zip(rows, self.answer_batch(prompts, sampling, numbers), strict=True):
-                answers[row] = self._units.decode(tokens)
-            done += len(rows)
-            report(done)
-        return answers
+        answers = self.answer_batch(encoded, sampling, streams, report=report)
+        return [self._units.decode(tokens) for tokens in answers]
 
     def answer_batch(
         self,
         prompts: Sequence[EncodedPrompt],
         sampling: Sampling,
         streams: Sequence[int] | None = None,
+        *,
+        limits: Sequence[int] | None = None,
         read: ReadClip = read_placed,
+        max_running: int = MAX_RUNNING,
+        report: Callable[[int], None] = lambda done: None,
     ) -> list[list[int]]:
-        """Return the token ids of the answer to each prompt, computed together.
+        """Return the token ids of the answer to each prompt.
 
         Args:
-            read: returns the sound of a clip.
+            streams: the number of each prompt's stream of random draws; None: its index.
+            limits: the most tokens of each answer; None: `max_new_tokens` of `sampling`.
+            read: returns the sound of a clip, which is read when its prompt's turn has come.
+            max_running: how many prompts are answered side by side.
+            report: called after every `max_running` answers, and after the last one, with their number.
         """
-        audio = prompt_audio(prompts, self.audio, read)
         ids = [prompt.ids for prompt in prompts]
-        stopping = self._with_stop_tokens(sampling)
-        answers = generate(self.decoder, ids, stopping, streams, audio)
-        return self._with_spoken_answers(ids, answers, stopping, streams)
+        numbers = range(len(prompts)) if streams is None else streams
+        lengths = [sampling.max_new_tokens] * len(prompts) if limits is None else limits
+        settings = [replace(self._with_stop_tokens(sampling), max_new_tokens=length) for length in lengths]
+        sounds = [prompt_inputs(prompt, self.audio, read) for prompt in prompts]
+        spoken = isinstance(self.template, SpokenTemplate)
+
+        def answered(done: int) -> None:
+            if not spoken and (done % max_running == 0 or done == len(prompts)):
+                report(done)
+
+        requests = [make_request(self.decoder, *each) for each in zip(ids, settings, numbers, sounds, strict=True)]
+        answers = answer_requests(self.decoder, requests, max_running=max_running, report=answered)
+        if spoken:
+            answers = self._with_spoken_answers(ids, answers, settings, numbers, max_running)
+            report(len(answers))
+        return answers
 
     def _with_spoken_answers(
-        self, prompts: Sequence[list[int]], answers: list[list[int]], sampling: Sampling, streams: Sequence[int] | None
+        self,
+        prompts: Sequence[list[int]],
+        answers: list[list[int]],
+        settings: Sequence[Sampling],
+        numbers: Sequence[int],
+        max_running: int,
     ) -> list[list[int]]:
         """Return the answers, those that are transcripts with the spoken answer that follows, as far as there is room.
 
@@ -224,14 +248,13 @@ class ChatModel:
         """
         begun = [
             [*answer, *self._continuation(prompt, answer, sampling)]
-            for prompt, answer in zip(prompts, answers, strict=True)
+            for prompt, answer, sampling in zip(prompts, answers, settings, strict=True)
         ]
         rows = [row for row, answer in enumerate(answers) if len(begun[row]) > len(answer)]
-        if not rows:
-            return answers
-        numbers = None if streams is None else [streams[row] for row in rows]
-        longer = generate(self.decoder, [[*prompts[row], *begun[row]] for row in rows], sampling, numbers)
-        for row, rest in zip(rows, longer, strict=True):
+        requests = [
+            make_request(self.decoder, [*prompts[row], *begun[row]], settings[row], numbers[row]) for row in rows
+        ]
+        for row, rest in zip(rows, answer_requests(self.decoder, requests, max_running=max_running), strict=True):
             answers[row] = [*begun[row], *rest]
         return answers
 

@@ -1,4 +1,4 @@
-"""Transcribe recordings of any length: in chunks, and the chunks of all recordings in batches."""
+"""Transcribe recordings of any length: in chunks, and the chunks of all recordings side by side."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from erniekit.data.media.clip import AudioInputs, Clip, ContentClip
 from erniekit.data.media.errors import RecordingError
 from erniekit.data.placeholders import EncodedPrompt, Recordings
 from erniekit.errors import DataError, UserError
-from erniekit.inference.audio_prompts import batches
 from erniekit.inference.chunks import Chunk, read_chunks
 from erniekit.inference.engine import ChatModel
 from erniekit.inference.generation import check_prompt
@@ -24,7 +23,7 @@ from erniekit.inference.sampling import Sampling
 
 logger = logging.getLogger(__name__)
 
-BATCHES_READ = 4  # whose chunks are sorted by length, and whose sound is in memory
+BATCHES_READ = 4  # whose sound is in memory
 TOKENS_PER_SECOND, FURTHER_TOKENS = 20, 32  # of the longest transcript: nobody speaks faster
 
 
@@ -78,7 +77,7 @@ class TranscriptionSettings:
     Attributes:
         language: as the model's request takes it; "" leaves it to the model or to its run.
         chunk_seconds: the longest chunk; None: a window of the model.
-        batch_size: the chunks that are answered together.
+        batch_size: the chunks that are answered side by side.
         max_new_tokens: the longest transcript of a chunk; None: more than anybody says in that time.
     """
 
@@ -116,7 +115,7 @@ def transcribe(
 
 
 class _Transcriber:
-    """Collects chunks of recordings, and answers them in batches of similar length."""
+    """Collects chunks of recordings, and answers many of them side by side."""
 
     def __init__(self, model: ChatModel, inputs: AudioInputs, settings: TranscriptionSettings) -> None:
         self._model, self._inputs, self._settings = model, inputs, settings
@@ -168,24 +167,29 @@ class _Transcriber:
             else:
                 spoken.append((path, chunk))
         self._waiting = []
-        prompts = [self._prompt(chunk) for _, chunk in spoken]
-        by_length = sorted(range(len(spoken)), key=lambda number: len(prompts[number].ids))
-        for rows in batches(prompts, by_length, self._settings.batch_size, self._inputs):
-            self._answer([spoken[row] for row in rows], [prompts[row] for row in rows])
+        if spoken:
+            self._answer(spoken)
 
-    def _answer(self, spoken: Sequence[tuple[Path, Chunk]], prompts: Sequence[EncodedPrompt]) -> None:
+    def _answer(self, spoken: Sequence[tuple[Path, Chunk]]) -> None:
         began = time.perf_counter()
         sounds = {chunk.clip: chunk.sound for _, chunk in spoken}
-        longest = max(len(sound) for sound in sounds.values()) / self._inputs.sampling_rate
-        limit = self._settings.max_new_tokens or math.ceil(TOKENS_PER_SECOND * longest) + FURTHER_TOKENS
+        limits = [self._longest_transcript(chunk) for _, chunk in spoken]
         answers = self._model.answer_batch(
-            prompts, Sampling(max_new_tokens=limit), read=lambda placed, inputs: sounds[placed.clip]
+            [self._prompt(chunk) for _, chunk in spoken],
+            Sampling(),  # greedy
+            limits=limits,
+            read=lambda placed, inputs: sounds[placed.clip],
+            max_running=self._settings.batch_size,
         )
         share = (time.perf_counter() - began) / sum(len(sound) for sound in sounds.values())
-        for (path, chunk), tokens in zip(spoken, answers, strict=True):
+        for (path, chunk), tokens, limit in zip(spoken, answers, limits, strict=True):
             text = self._model.tokenizer.decode(tokens)
             self._begun[path].pieces.append(Piece(*_times(chunk), text, cut=len(tokens) >= limit))
             self._begun[path].compute_seconds += share * len(chunk.sound)
+
+    def _longest_transcript(self, chunk: Chunk) -> int:
+        seconds = len(chunk.sound) / self._inputs.sampling_rate
+        return self._settings.max_new_tokens or math.ceil(TOKENS_PER_SECOND * seconds) + FURTHER_TOKENS
 
     def _prompt(self, chunk: Chunk) -> EncodedPrompt:
         return self._placed(chunk.clip, len(chunk.sound))

@@ -56,8 +56,8 @@ def is_faster() -> tuple[bool, str]:
 def products(enabled: frozenset[str] = PRODUCTS) -> Iterator[None]:
     """Compute these products in bfloat16 inside, and the others in float32; gradients like their forward pass.
 
-    Only float32 tensors on a CPU in eager mode are rounded, so a program that is recorded stays in float32. Check
-    `is_available` before.
+    Only float32 tensors on a CPU in eager mode are rounded, so a program that is recorded stays in float32. Where
+    `is_available` says no, the rounded operands are multiplied in float32: the same up to the order of sums, but slow.
     """
     token = _enabled.set(enabled)
     try:
@@ -131,7 +131,16 @@ def linear(x: Tensor, weight: Tensor, transpose_weight: bool = False) -> Tensor:
 def head_matmul(a: Tensor, b: Tensor, transpose_x: bool = False, transpose_y: bool = False) -> Tensor:
     """Compute `paddle.matmul` for a tensor and a matrix of the head, in bfloat16 where its products are; then without a
     gradient."""
-    if not computes(HEAD, a, b):
+    return _matmul(HEAD, a, b, transpose_x, transpose_y)
+
+
+def linear_matmul(a: Tensor, b: Tensor, transpose_x: bool = False, transpose_y: bool = False) -> Tensor:
+    """Compute the same for a linear layer whose weight is no parameter."""
+    return _matmul(LINEAR, a, b, transpose_x, transpose_y)
+
+
+def _matmul(product: str, a: Tensor, b: Tensor, transpose_x: bool, transpose_y: bool) -> Tensor:
+    if not computes(product, a, b):
         return paddle.matmul(a, b, transpose_x, transpose_y)
     out = _multiply(_rounded_input(a), _rounded_weight(b), transpose_a=transpose_x, transpose_b=transpose_y)
     return out if a.ndim == 2 else out.reshape([*a.shape[:-1], out.shape[-1]])
@@ -179,6 +188,9 @@ def _multiply(
     n = b.shape[0] if transpose_b else b.shape[1]
     if 0 in (m, n, k):
         return paddle.zeros([m, n]) if add_to is None else add_to
+    if onednn.problem() is not None:  # `products` was asked for all the same
+        product = paddle.matmul(a.astype("float32"), b.astype("float32"), transpose_a, transpose_b)
+        return product if add_to is None else add_to.add_(product)
     out = paddle.empty([m, n]) if add_to is None else add_to
     onednn.multiply(
         m,
@@ -199,7 +211,10 @@ def _rounded(x: Tensor) -> Tensor:
     x = x.contiguous()
     width = x.shape[-1]
     size = math.prod(x.shape)
-    out = paddle.empty([size // width if width else 0, width], "bfloat16")
+    shape = [size // width if width else 0, width]
+    if onednn.problem() is not None:
+        return x.reshape(shape).astype("bfloat16")
+    out = paddle.empty(shape, "bfloat16")
     onednn.round_to_bfloat16(size, x.data_ptr(), out.data_ptr())
     return out
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection
-from contextlib import nullcontext
 from pathlib import Path
 
-import numpy as np
 import paddle
 
 from erniekit.config.sections.moe import MoeParameters
@@ -15,40 +13,23 @@ from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.architectures.parts import decoder_linears, part_of
 from erniekit.model.decoder import Decoder, PipelineStage
 from erniekit.model.freed_memory import keep_freed_memory
-from erniekit.model.linear import Linear, initial_weight
+from erniekit.model.initial_weights import initialize_weights
+from erniekit.model.linear import Linear
 from erniekit.model.lora.config import LoraSettings
 from erniekit.model.lora.fingerprint import AllGatherObject, single_process_all_gather
 from erniekit.model.lora.lora import add_adapters, describe_adapters, load_adapters
 from erniekit.model.lora.trainable_tokens import grown_by_adapters
 from erniekit.model.moe.dispatch import NO_EXPERT_PARALLEL, ExpertParallel
+from erniekit.model.parameter_memory import without_memory
 from erniekit.model.quantization.fp8 import AllReduceMax, compute_in_fp8, read_averages, single_process_all_reduce_max
 from erniekit.model.quantization.packed import pack_linears
 from erniekit.model.quantization.settings import Fp8, Quantization, WeightOnly
 from erniekit.model.recompute import Recompute
 from erniekit.model.storage.layouts import open_weights
 from erniekit.model.tensor_parallel import NO_TENSOR_PARALLEL, TensorParallel
-from erniekit.model.vocabulary import as_stored, grown_values, vocabulary_weights
 from erniekit.model.weights import load_weights, named_linears, named_weights, packed_weights
 
 logger = logging.getLogger(__name__)
-
-# A decoder's random weights.
-
-
-def initialize_weights(decoder: Decoder, seed: int) -> None:
-    """Matrices normal(0, initializer_range), norm weights what the architecture says (1), biases 0."""
-    config, architecture = decoder.config, decoder.config.architecture
-    shapes, grown = as_stored(config).weight_shapes(), vocabulary_weights(config)
-    for name, parameter in named_weights(decoder).items():
-        values = initial_weight(name, shapes[name], config, seed)
-        if config.vocabulary is not None and name in grown:
-            values = grown_values(config.vocabulary, name, values, config.initializer_range)
-        values = values.T if architecture.is_linear(name) else values
-        own = decoder.tp.local_shard(values, architecture.placement(name).axis)
-        parameter.set_value(paddle.to_tensor(np.ascontiguousarray(own)).astype(parameter.dtype))
-    for name, weight in packed_weights(decoder).items():
-        values = initial_weight(name, shapes[name], config, seed)
-        weight.fill(name, values, decoder.tp, architecture.placement(name).axis)
 
 
 def build_model(
@@ -107,7 +88,7 @@ def build_model(
     # Beside adapters it would win a tenth of the time at most, and lose a third of the memory they are meant to save.
     if paddle.get_device() == "cpu" and lora is None and adapters is None and keep_freed_memory():
         logger.debug("host memory: freed blocks are kept for the next step")
-    with paddle.LazyGuard() if isinstance(quantization, WeightOnly) else nullcontext():  # no dense weight ever exists
+    with without_memory():  # weights of few bits are never dense, the others are filled once
         decoder = Decoder(
             model_config,
             seed=seed,
@@ -122,8 +103,6 @@ def build_model(
         )
     if isinstance(quantization, WeightOnly):
         pack_linears(_quantized_linears(decoder), quantization, model_config.architecture)
-        for parameter in decoder.parameters():
-            parameter.initialize()
     logger.log(log_level, f"model: {model_config.model_type}, {model_config.parameter_count():,} parameters")
     if model_config.vocabulary is not None:
         logger.log(log_level, f"vocabulary: {model_config.vocabulary}")

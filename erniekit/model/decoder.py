@@ -294,7 +294,7 @@ class Decoder(nn.Layer):
         Args:
             input_ids_BS: int64 token ids.
             position_ids_BS: int64 positions, restarting at 0 in every document.
-            plan: an `AttentionPlan` of the batch, or a `generation.KeyValueCache`.
+            plan: an `AttentionPlan` of the batch, or the attention of a step of decoding over cached keys and values.
             is_token_BS: 1.0 for tokens and 0.0 for padding, for the losses of routers; None: there is no padding.
             inputs: the other arrays that `embed` reads, by name.
         """

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol
 
 import paddle
@@ -26,7 +27,7 @@ from erniekit.model.moe.experts import MoE
 from erniekit.model.moe.router import ExpertBalance
 from erniekit.model.norm import RMSNorm
 from erniekit.model.randomness import Randomness, Site, dropout
-from erniekit.model.rope import RotaryTables, apply_rotary
+from erniekit.model.rope import RotaryTables, apply_rotary, rms_norm_rotary
 from erniekit.model.tensor_parallel import NO_TENSOR_PARALLEL, TensorParallel
 
 
@@ -138,10 +139,13 @@ class SelfAttention(nn.Layer):
         if self.normalises == "projection":
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = q.reshape(by_token), k.reshape(by_token)
-        if self.normalises == "head":
+        rotation = None if self.rope is None else context.rotations[self.rope]
+        if self.normalises == "head" and rotation is not None:
+            q = self.q_norm(q, partial(rms_norm_rotary, tables=rotation.queries))
+            k = self.k_norm(k, partial(rms_norm_rotary, tables=rotation.keys))
+        elif self.normalises == "head":
             q, k = self.q_norm(q), self.k_norm(k)
-        if self.rope is not None:
-            rotation = context.rotations[self.rope]
+        elif rotation is not None:
             q, k = apply_rotary(q, rotation.queries), apply_rotary(k, rotation.keys)
         q, k = q.reshape(heads), k.reshape(heads)
         q = q if self.query_scale == 1.0 else q * self.query_scale

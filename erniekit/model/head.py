@@ -18,6 +18,7 @@ from erniekit.model.autograd import filter_gradients, needs_grad
 from erniekit.model.decoder import Decoder, Head
 from erniekit.model.new_rows import NewRows, add_rows_gradient, hidden_gradient, logits_of
 from erniekit.model.norm import expand_like
+from erniekit.model.products import scale_in_place
 from erniekit.model.tensor_parallel import TensorParallel
 
 IGNORE_INDEX = -100
@@ -179,8 +180,7 @@ class _FusedHeadLoss(PyLayer):
         grad_rows = paddle.zeros_like(values) if for_rows else None
         for_hidden = needs_gradient and not hidden.stop_gradient
         for_projection = needs_gradient and not projection.stop_gradient
-        grad_hidden = []
-        grad_projection = paddle.zeros_like(projection) if for_projection else None
+        grad_hidden, grad_projection = [], None
         loss_sum = paddle.zeros([], hidden.dtype)
         correct_count = paddle.zeros([], "int64")
         chunk = chunk_rows(*projection.shape)
@@ -192,8 +192,8 @@ class _FusedHeadLoss(PyLayer):
             correct_count = correct_count + is_correct.sum()
             if for_hidden:
                 grad_hidden.append(hidden_gradient(grad_logits, projection, new_rows))
-            if grad_projection is not None:
-                bf16.head_add_matmul(grad_projection, grad_logits, rows)
+            if for_projection:
+                grad_projection = _add_product(grad_projection, grad_logits, rows)
             if new_rows is not None and grad_rows is not None:
                 add_rows_gradient(grad_rows, new_rows, grad_logits, rows)
         ctx.gradients = (paddle.concat(grad_hidden) if for_hidden else None, grad_projection, grad_rows)
@@ -205,7 +205,10 @@ class _FusedHeadLoss(PyLayer):
     def backward(ctx, grad, _):  # type: ignore[no-untyped-def]
         gradients = ctx.gradients if ctx.has_new_rows else ctx.gradients[:2]
         ctx.gradients = ()
-        return tuple(None if gradient is None else gradient.scale_(grad) for gradient in gradients)
+        for gradient in gradients:
+            if gradient is not None:
+                scale_in_place(gradient, grad)
+        return tuple(gradients)
 
 
 class _LogProbabilities(PyLayer):
@@ -254,20 +257,27 @@ class _FusedLogProbabilities(PyLayer):
         targets, hidden, projection, *values = ctx.saved_tensor()
         new_rows = NewRows(*values, *ctx.place) if values else None
         for_hidden, for_projection, *for_rows = ctx.needs_input_grad
-        grad_hidden = []
-        grad_projection = paddle.zeros_like(projection) if for_projection else None
+        grad_hidden, grad_projection = [], None
         grad_rows = [paddle.zeros_like(each) for each in values]
         for rows in _chunks(hidden, projection):
             logits = logits_of(hidden[rows], projection, new_rows)
             grad_logits = _grad_logits(logits, targets[rows], -grad[rows], ctx.tp)
             if for_hidden:
                 grad_hidden.append(hidden_gradient(grad_logits, projection, new_rows))
-            if grad_projection is not None:
-                bf16.head_add_matmul(grad_projection, grad_logits, hidden[rows])
+            if for_projection:
+                grad_projection = _add_product(grad_projection, grad_logits, hidden[rows])
             if new_rows is not None and any(for_rows):
                 add_rows_gradient(grad_rows[0], new_rows, grad_logits, hidden[rows])
         gradients = (paddle.concat(grad_hidden) if for_hidden else None, grad_projection, *grad_rows)
         return filter_gradients(gradients, ctx.needs_input_grad)
+
+
+def _add_product(total: paddle.Tensor | None, a: paddle.Tensor, b: paddle.Tensor) -> paddle.Tensor:
+    """Return total + a^T b, in the place of the total if there is one already."""
+    if total is None:
+        return bf16.head_matmul(a, b, transpose_x=True)
+    bf16.head_add_matmul(total, a, b)
+    return total
 
 
 def _chunks(hidden_TH: paddle.Tensor, projection_VH: paddle.Tensor) -> Iterator[slice]:

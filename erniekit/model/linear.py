@@ -1,16 +1,12 @@
-"""The linear layer of every projection, x W + b, with slots for an adapter and a custom product,
-and initial weights."""
+"""The linear layer of every projection, x W + b, with slots for an adapter and a custom product."""
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any, Literal, Protocol
 
-import numpy as np
 import paddle
 from paddle import nn
 
-from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.cpu_gradients import add_bias, linear
 from erniekit.model.tensor_parallel import NO_TENSOR_PARALLEL, TensorParallel
 
@@ -95,21 +91,3 @@ class Linear(nn.Layer):
             if self.bias is not None:
                 output = add_bias(output, self.bias)
         return output
-
-
-# Random initial weights. Each is seeded by the run's seed and its name, so the order of construction does not matter.
-
-
-def initial_weight(name: str, shape: tuple[int, ...], config: ModelConfig, seed: int) -> np.ndarray:
-    """Return the initial value of the weight with this Hugging Face name and shape, float32."""
-    if name.endswith("bias"):  # a router's correction bias, too
-        return np.zeros(shape, np.float32)
-    initial = config.architecture.weight_info(name).rule.initial
-    if callable(initial):  # as small as the other weights, or a model from random weights hears little but positions
-        return initial(shape) * np.float32(config.initializer_range)
-    if initial is not None:
-        return np.full(shape, initial, np.float32)
-    digest = hashlib.sha256(name.encode()).digest()
-    generator = np.random.Generator(np.random.PCG64([seed, int.from_bytes(digest[:8], "little")]))
-    values = generator.standard_normal(shape, np.float32)
-    return np.multiply(values, np.float32(config.initializer_range), out=values)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import paddle
 from paddle import nn
 from paddle.autograd import PyLayer
@@ -12,6 +14,7 @@ from erniekit.model.kernels import fused_kernels, fused_rms_norm
 from erniekit.model.tensor_parallel import NO_TENSOR_PARALLEL, TensorParallel
 
 BLOCK_ROWS, MOST_BLOCKS = 32, 64  # of rows whose part of a weight's gradient a native kernel sums by itself
+Norm = Callable[[paddle.Tensor, paddle.Tensor, float], paddle.Tensor]  # of x, weight and epsilon
 
 
 def expand_like(x: paddle.Tensor, like: paddle.Tensor) -> paddle.Tensor:
@@ -46,12 +49,18 @@ class RMSNorm(nn.Layer):
         initial = nn.initializer.Constant(1.0 - offset)
         self.weight = self.create_parameter([tp.local_size(size)], default_initializer=initial)
 
-    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+    def forward(self, x: paddle.Tensor, compute: Norm | None = None) -> paddle.Tensor:
+        """Normalise x.
+
+        Args:
+            compute: what computes the norm, together with what follows it; default `rms_norm`. Not where ranks divide
+                the axis.
+        """
         weight = self.weight if self.offset == 0.0 else self.weight + self.offset
         weight = weight if self.scale == 1.0 else weight * self.scale
         if self.tp.size > 1:
             return sharded_rms_norm(x, weight, self.epsilon, self.tp)
-        return rms_norm(x, weight, self.epsilon)
+        return (compute or rms_norm)(x, weight, self.epsilon)
 
 
 def sharded_rms_norm(x: paddle.Tensor, weight: paddle.Tensor, epsilon: float, tp: TensorParallel) -> paddle.Tensor:
@@ -101,9 +110,8 @@ class _RMSNormFunction(PyLayer):
         if (
             kernel := native.kernel("rms_norm_backward", "lllpppppp", rows, weight, inverse_rms, grad_rows)
         ) is not None:
-            blocks = max(1, min(rows.shape[0] // BLOCK_ROWS, MOST_BLOCKS))
+            blocks, partial = weight_gradient_parts(rows.shape[0], weight if ctx.trains_weight else None)
             grad_x = paddle.empty(grad.shape, grad.dtype)
-            partial = paddle.zeros([blocks, rows.shape[1]], grad.dtype) if ctx.trains_weight else None
             inputs = (tensor.data_ptr() for tensor in (rows, weight, inverse_rms, grad_rows))
             kernel(*rows.shape, blocks, *inputs, grad_x.data_ptr(), None if partial is None else partial.data_ptr())
             return grad_x, None if partial is None else partial[0]
@@ -114,6 +122,13 @@ class _RMSNormFunction(PyLayer):
         projection = _row_mean(scaled * rows) * inverse_rms.pow(3)
         grad_x = scaled.multiply_(expand_like(inverse_rms, rows)).subtract_(rows * expand_like(projection, rows))
         return grad_x.reshape(grad.shape), grad_weight
+
+
+def weight_gradient_parts(rows: int, weight: paddle.Tensor | None) -> tuple[int, paddle.Tensor | None]:
+    """Return in how many parts a native kernel sums a weight's gradient over rows, and zeros [parts, H] for them, of
+    which the first becomes the gradient; None where the weight has none."""
+    parts = max(1, min(rows // BLOCK_ROWS, MOST_BLOCKS))
+    return parts, None if weight is None else paddle.zeros([parts, weight.shape[0]], weight.dtype)
 
 
 def _row_mean(rows: paddle.Tensor) -> paddle.Tensor:

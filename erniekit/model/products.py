@@ -1,4 +1,4 @@
-"""Products of matrices for which Paddle has no operator."""
+"""Products in place: one that is added to a matrix, and that of a tensor with a number."""
 
 from __future__ import annotations
 
@@ -19,3 +19,12 @@ def add_product(total: paddle.Tensor, a: paddle.Tensor, b: paddle.Tensor) -> Non
         mkl.add_product(rows, columns, inner, a.data_ptr(), b.data_ptr(), total.data_ptr())
     else:
         total.add_(paddle.matmul(a, b, transpose_x=True))
+
+
+def scale_in_place(x: paddle.Tensor, factor: float | paddle.Tensor) -> None:
+    """Multiply a tensor in place, without a gradient, with a number or a 0-d tensor; Paddle's operator uses one thread
+    on a CPU."""
+    if (kernel := native.kernel("scale", "lfp", x)) is not None:
+        kernel(x.size, float(factor), x.data_ptr())
+    else:
+        x.scale_(factor)

@@ -67,26 +67,18 @@ class Recompute:
             x = x.detach()
             x.stop_gradient = False
         # Paddle's own random state needs no care: nothing here draws from it without seeding it first.
-        return recompute(_as_now(function), x, *others, use_reentrant=self.use_reentrant, preserve_rng_state=False)
+        return recompute(
+            bf16.with_products_of_now(function), x, *others, use_reentrant=self.use_reentrant, preserve_rng_state=False
+        )
 
     def _recompute_core_attention(
         self, function: Callable[..., paddle.Tensor], *inputs: paddle.Tensor
     ) -> paddle.Tensor:
         if all(x.stop_gradient for x in inputs):
             return function(*inputs)  # everything before is frozen, and there are no parameters inside
-        return recompute(_as_now(function), *inputs, use_reentrant=self.use_reentrant, preserve_rng_state=False)
-
-
-def _as_now(function: Callable[..., paddle.Tensor]) -> Callable[..., paddle.Tensor]:
-    """Let `function` compute in backward the products in bfloat16 that it computes now: a part of a layer is recomputed
-    outside of what says so. Paddle does the same for its autocast."""
-    products = bf16.enabled()
-
-    def computed(*arguments: Any) -> paddle.Tensor:
-        with bf16.products(products):
-            return function(*arguments)
-
-    return computed if products else function
+        return recompute(
+            bf16.with_products_of_now(function), *inputs, use_reentrant=self.use_reentrant, preserve_rng_state=False
+        )
 
 
 def _has_no_graph(layer: nn.Layer, x: paddle.Tensor) -> bool:

@@ -18,8 +18,10 @@ from erniekit.model import native
 from erniekit.model.architectures.rope_scaling import Frequencies
 from erniekit.model.autograd import apply, disable_autocast
 from erniekit.model.kernels import fused_kernels, fused_rotary
+from erniekit.model.norm import rms_norm, weight_gradient_parts
 
 KERNEL = ("rotary", "lllifpppp")
+NORM_KERNEL = ("norm_rotary", "lllippfpppp")
 
 
 class RotaryTables(NamedTuple):
@@ -57,6 +59,44 @@ def apply_rotary(x_TND: paddle.Tensor, tables: RotaryTables) -> paddle.Tensor:
         with disable_autocast():
             return fused_rotary(x_TND, tables.cos[:, 0], tables.sin[:, 0], tables.interleaved)
     return apply(_ApplyRotary, x_TND, tables)
+
+
+def rms_norm_rotary(
+    x_TND: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float, tables: RotaryTables
+) -> paddle.Tensor:
+    """Rotate the pairs of every head of x [T, N, D] after its RMSNorm with weight [D]; one pass of a native kernel."""
+    tokens, _, size = x_TND.shape
+    fits = tables.cos.shape == [tokens, 1, size] and weight_D.shape == [size]
+    if fits and native.kernel(*NORM_KERNEL, x_TND, weight_D, tables.cos, tables.sin) is not None:
+        return apply(_NormRotary, x_TND, weight_D, epsilon, tables)
+    return apply_rotary(rms_norm(x_TND, weight_D, epsilon), tables)
+
+
+class _NormRotary(PyLayer):
+    """The gradient is turned back, then goes through `norm._RMSNormFunction`."""
+
+    @staticmethod
+    def forward(ctx, x, weight, epsilon, tables):  # type: ignore[no-untyped-def]
+        y, inverse_rms = paddle.empty(x.shape, x.dtype), paddle.empty(x.shape[:2], x.dtype)
+        x_and_weight, rest = _pointers(x, weight), _pointers(tables.cos, tables.sin, y, inverse_rms)
+        native.kernel(*NORM_KERNEL)(*x.shape, tables.interleaved, *x_and_weight, epsilon, *rest)
+        ctx.tables, ctx.trains_weight = tables, not weight.stop_gradient
+        ctx.save_for_backward(x, weight, inverse_rms)
+        return y
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        x, weight, inverse_rms = ctx.saved_tensor()
+        blocks, partial = weight_gradient_parts(x.shape[0], weight if ctx.trains_weight else None)
+        grad, grad_x = grad.contiguous(), paddle.empty(x.shape, x.dtype)
+        pointers = _pointers(x, weight, inverse_rms, ctx.tables.cos, ctx.tables.sin, grad, grad_x, partial)
+        kernel = native.kernel("norm_rotary_backward", "llllipppppppp")
+        kernel(*x.shape, blocks, ctx.tables.interleaved, *pointers)
+        return grad_x, None if partial is None else partial[0]
+
+
+def _pointers(*tensors: paddle.Tensor | None) -> list[int | None]:
+    return [None if tensor is None else tensor.data_ptr() for tensor in tensors]
 
 
 class _ApplyRotary(PyLayer):
@@ -98,8 +138,7 @@ def _native_turn(x_TND: paddle.Tensor, tables: RotaryTables, direction: float) -
     if (kernel := native.kernel(*KERNEL, x_TND, tables.cos, tables.sin)) is None:
         return None
     y = paddle.empty(x_TND.shape, x_TND.dtype)
-    pointers = (tensor.data_ptr() for tensor in (x_TND, tables.cos, tables.sin, y))
-    kernel(*x_TND.shape, tables.interleaved, direction, *pointers)
+    kernel(*x_TND.shape, tables.interleaved, direction, *_pointers(x_TND, tables.cos, tables.sin, y))
     return y
 
 

@@ -19,9 +19,11 @@ from erniekit.model.architectures.model_config import CONFIG_FILE, ModelConfig
 from erniekit.model.decoder import Decoder
 from erniekit.model.linear import Linear
 from erniekit.model.local_tensors import FullTensors, SingleProcessTensors, local_tensors
+from erniekit.model.parameter_memory import allocate, host_array, place_rows
 from erniekit.model.quantization.packed import PackedWeight, packed_weight
 from erniekit.model.storage.grown_weights import GrownWeights
 from erniekit.model.storage.layouts import StoredWeights, open_weights
+from erniekit.model.storage.matrix_reading import read_matrix
 from erniekit.model.storage.safetensors import StoredTensor
 from erniekit.model.storage.shards import write_weight_files
 from erniekit.model.storage.stacked_tensors import stacked_contents, stacked_specs
@@ -67,7 +69,8 @@ def packed_weights(decoder: Decoder) -> dict[str, PackedWeight]:
 
 @paddle.no_grad()
 def load_weights(decoder: Decoder, source: Path | str | StoredWeights | GrownWeights) -> str:
-    """Fill the decoder from a folder's safetensors files, a few MB at a time; returns in words which layout they have.
+    """Fill the decoder from a folder's safetensors files, straight into its parameters or a few MB at a time; return in
+    words which layout they have.
 
     bfloat16 and float16 files become the decoder's own precision. A weight that is kept in few bits is read whole.
 
@@ -79,10 +82,11 @@ def load_weights(decoder: Decoder, source: Path | str | StoredWeights | GrownWei
     architecture = decoder.config.architecture
     for name, parameter in named_weights(decoder).items():
         transposed = stored.is_transposed(name) != architecture.is_linear(name)
-        axis = architecture.placement(name).axis if decoder.tp.size > 1 else None
-        for rows, values in _local_blocks(stored, name, decoder.tp, axis, transposed):
-            block = paddle.to_tensor(np.ascontiguousarray(values.T if transposed else values)).astype(parameter.dtype)
-            parameter[(slice(None), rows) if transposed else rows] = block
+        axis = _file_axis(stored, name, decoder, transposed)
+        allocate(parameter)
+        if not _read_at_once(stored, name, parameter, decoder.tp, axis, transposed):
+            for rows, values in _local_blocks(stored, name, decoder.tp, axis):
+                place_rows(parameter, rows, values, transposed=transposed)
     for name, weight in packed_weights(decoder).items():
         weight.fill(name, stored.read(name), decoder.tp, architecture.placement(name).axis)
     return str(stored.layout)
@@ -103,21 +107,48 @@ def weight_reader(config: ModelConfig, folder: Path | str) -> Callable[[str], np
     return read
 
 
+def _file_axis(stored: StoredWeights | GrownWeights, name: str, decoder: Decoder, transposed: bool) -> int | None:
+    """Return the axis of a weight in its file that tensor-parallel ranks divide; None: each has all of it."""
+    axis = decoder.config.architecture.placement(name).axis if decoder.tp.size > 1 else None
+    if axis is None or len(stored.shape(name)) == 1:
+        return axis
+    return 1 - axis if transposed else axis
+
+
+def _local_range(tp: TensorParallel, size: int) -> range:
+    width = tp.local_size(size)
+    return range(tp.rank * width, (tp.rank + 1) * width)
+
+
+def _read_at_once(
+    stored: StoredWeights | GrownWeights,
+    name: str,
+    parameter: paddle.Tensor,
+    tp: TensorParallel,
+    axis: int | None,
+    transposed: bool,
+) -> bool:
+    """Fill a parameter from its file by our kernel, this rank's slice of it; return whether that was possible."""
+    matrix, host = stored.matrix(name), host_array(parameter)
+    if matrix is None or host is None:
+        return False
+    if axis is not None:
+        matrix = matrix.part(axis, _local_range(tp, stored.shape(name)[axis]))
+    return read_matrix(matrix, host, transposed=transposed)
+
+
 def _local_blocks(
-    stored: StoredWeights | GrownWeights, name: str, tp: TensorParallel, axis: int | None, transposed: bool
+    stored: StoredWeights | GrownWeights, name: str, tp: TensorParallel, axis: int | None
 ) -> Iterator[tuple[slice, np.ndarray]]:
     """The blocks of this rank's slice of a weight, as the file has them; row numbers count within the slice.
 
     Args:
-        axis: of the decoder's weight, that the ranks divide; None: each has all of it.
+        axis: of the file, that the ranks divide; None: each has all of it.
     """
     if axis is None:
         yield from stored.row_blocks(name)
         return
-    shape = stored.shape(name)
-    axis = axis if len(shape) == 1 or not transposed else 1 - axis  # of the file
-    width = tp.local_size(shape[axis])
-    local_rows = range(tp.rank * width, (tp.rank + 1) * width)
+    local_rows = _local_range(tp, stored.shape(name)[axis])
     for rows, values in stored.row_blocks(name, local_rows if axis == 0 else None):
         if axis == 1:
             yield rows, values[:, local_rows.start : local_rows.stop]

@@ -109,7 +109,7 @@ def find_compiler() -> list[str]:
         return named
     found = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
     if found is None:
-        raise NoLibraryError("the wheel has no kernels for this system, and there is no C compiler (cc, gcc or clang)")
+        raise NoLibraryError("there is no C compiler (cc, gcc or clang) to make native kernels")
     return [found]
 
 

@@ -108,7 +108,7 @@ def shrink_overrides(config: Config) -> tuple[list[str], int, list[str]]:
 def _write_model(model: ModelConfig, seed: int, folder: Path) -> None:
     """`config.json` and random weights, which ranks then read as they read any model's."""
     import_paddle()
-    from erniekit.model.linear import initial_weight
+    from erniekit.model.initial_weights import initial_weight
     from erniekit.model.storage.safetensors import write_safetensors
 
     text = json.dumps(model.to_json(), indent=2, sort_keys=True)

@@ -122,7 +122,8 @@ def evaluate(
     overall = Totals()
     for totals in totals_by_source.values():
         overall.add(totals)
-    extra = extra_metrics(model) if extra_metrics else ExtraMetrics({}, {})
+    with weights_stay():
+        extra = extra_metrics(model) if extra_metrics else ExtraMetrics({}, {})
     result = _result(overall, extra.overall, objective, read, available, time.perf_counter() - started)
     all_sources = Counter(plan.source_of(step) for step in range(available))
     if len(all_sources) < 2:

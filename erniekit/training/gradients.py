@@ -8,6 +8,11 @@ from dataclasses import dataclass
 import paddle
 from paddle import Tensor, _C_ops
 
+from erniekit.model import native
+from erniekit.model.products import scale_in_place
+
+SQUARES_BLOCK = 65536  # gradients whose squares the native kernel adds to one partial sum
+
 
 def fill_missing_gradients(parameters: Iterable[Tensor]) -> None:
     """Give a zero gradient to every parameter without one.
@@ -29,9 +34,13 @@ def global_norm(parameters: Iterable[Tensor]) -> Tensor:
 def squared_norm(gradient: Tensor) -> Tensor:
     """Return the sum of squares, 0-d, in fp64 for fp64 and otherwise in fp32.
 
-    Uses the kernel of Paddle's ClipGradByGlobalNorm: `paddle.linalg.norm` adds fp32 squares one after the other on a
-    CPU and is 3.5% too small for a tensor of 30 million elements (and 30 times slower).
+    Uses a native kernel, or that of Paddle's ClipGradByGlobalNorm: `paddle.linalg.norm` adds fp32 squares one after
+    the other on a CPU and is 3.5% too small for a tensor of 30 million elements (and 30 times slower).
     """
+    if (kernel := native.kernel("squared_norm", "lppp", gradient)) is not None:
+        parts, total = paddle.empty([gradient.size // SQUARES_BLOCK + 1], "float64"), paddle.empty([], "float32")
+        kernel(gradient.size, gradient.data_ptr(), parts.data_ptr(), total.data_ptr())
+        return total
     wide = gradient if gradient.dtype == paddle.float64 else gradient.astype("float32")
     return _C_ops.squared_l2_norm(wide).reshape([])
 
@@ -49,7 +58,7 @@ def scale_gradients(parameters: Iterable[Tensor], factor: float) -> None:
         return
     for parameter in parameters:
         if parameter.grad is not None:
-            parameter.grad.scale_(factor)
+            scale_in_place(parameter.grad, factor)
 
 
 # The dynamic loss scale of float16: backward runs on `scale x loss`, so that small gradients do not vanish.

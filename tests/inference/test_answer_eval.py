@@ -67,8 +67,8 @@ def test_thoughts_are_not_scored(model: ChatModel, tmp_path: Path, monkeypatch: 
     answers = iter(said.values())
     monkeypatch.setattr(
         answer_eval,
-        "generate",
-        lambda decoder, prompts, sampling, **audio: [model.tokenizer.encode(next(answers)) for _ in prompts],
+        "answer_requests",
+        lambda decoder, requests, **_: [model.tokenizer.encode(next(answers)) for _ in requests],
     )
     metrics = build_evaluator(model, [Source(path, "messages")], tmp_path)(model.decoder).overall
     assert [sample["answer"] for sample in samples(tmp_path)] == list(said.values())
@@ -86,7 +86,7 @@ def test_pairs_expect_the_chosen_answer(model: ChatModel, tmp_path: Path) -> Non
 def test_what_is_asked_is_spread_over_the_file(
     model: ChatModel, tmp_path: Path, count: int, lines: list[int] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answer_eval, "generate", lambda decoder, prompts, sampling, **audio: [[] for _ in prompts])
+    monkeypatch.setattr(answer_eval, "answer_requests", lambda decoder, requests, **_: [[] for _ in requests])
     source = write(tmp_path / "a.jsonl", [{"src": [f"Say {n}."], "tgt": [str(n)]} for n in range(10)])
     build_evaluator(model, [source], tmp_path, count)(model.decoder)
     asked = [int(sample["place"].rsplit(":", 1)[1]) for sample in samples(tmp_path)]
@@ -111,11 +111,12 @@ def test_an_endless_answer_is_cut_and_counted(
     word = tokenizer.encode("c b a")
     limit = 2 * len(word) + 16
 
-    def generate(decoder: Any, prompts: Any, sampling: Any, **audio: Any) -> list[list[int]]:
-        endless = (word * 100)[: sampling.max_new_tokens]
+    def answer_requests(decoder: Any, requests: Any, **_: Any) -> list[list[int]]:
+        assert {request.room for request in requests} == {limit + 1}
+        endless = (word * 100)[: limit + 1]
         return [endless, endless[:limit], word]
 
-    monkeypatch.setattr(answer_eval, "generate", generate)
+    monkeypatch.setattr(answer_eval, "answer_requests", answer_requests)
     metrics = build_evaluator(model, [write(tmp_path / "a.jsonl", [RECORDS[3]] * 3)], tmp_path)(model.decoder)
     found = samples(tmp_path)
     assert [sample.get("cut", False) for sample in found] == [True, False, False]
@@ -135,11 +136,11 @@ def test_questions_without_room_for_an_answer_are_counted(model: ChatModel, tmp_
 def test_memory_does_not_grow_with_the_file(model: ChatModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     held: list[int] = []
 
-    def generate(decoder: Any, prompts: Any, sampling: Any, **audio: Any) -> list[list[int]]:
+    def answer_requests(decoder: Any, requests: Any, **_: Any) -> list[list[int]]:
         held.append(tracemalloc.get_traced_memory()[0])
-        return [[1] * 20 for _ in prompts]
+        return [[1] * 20 for _ in requests]
 
-    monkeypatch.setattr(answer_eval, "generate", generate)
+    monkeypatch.setattr(answer_eval, "answer_requests", answer_requests)
 
     def peak_memory_of(records: int) -> int:
         lines = [{"src": [f"Say {number} " + "and more " * 150], "tgt": ["as asked"]} for number in range(records)]
@@ -179,7 +180,7 @@ def transcribing_evaluator(
     monkeypatch.setattr(answer_eval, "read_part", records)
     monkeypatch.setattr(answer_eval, "encode_prompt_with_clips", encode_prompt)
     monkeypatch.setattr(
-        answer_eval, "generate", lambda *parts, **audio: [model.tokenizer.encode(answer) for _, answer in TRANSCRIPTS]
+        answer_eval, "answer_requests", lambda *_, **__: [model.tokenizer.encode(answer) for _, answer in TRANSCRIPTS]
     )
     sources = [Source(folder / "a.jsonl", "asr")]
     return GenerationEvaluator(sources, model.tokenizer, model.template, -1, folder / SAMPLES_FILE, **named)
@@ -220,7 +221,7 @@ def test_a_recording_that_cannot_be_read_is_skipped_and_counted(
         return encode(template, tokenizer, dialogue, inputs)
 
     monkeypatch.setattr(answer_eval, "encode_prompt_with_clips", broken)
-    monkeypatch.setattr(answer_eval, "generate", lambda decoder, prompts, *rest, **audio: [[5]] * len(prompts))
+    monkeypatch.setattr(answer_eval, "answer_requests", lambda decoder, requests, **_: [[5]] * len(requests))
     metrics = evaluator(model.decoder).overall
     assert (metrics["answers"], metrics["answers_skipped"]) == (2, 1)
 

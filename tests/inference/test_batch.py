@@ -12,7 +12,7 @@ import pytest
 
 from erniekit.cli import main
 from erniekit.data.placeholders import EncodedPrompt
-from erniekit.inference import batch, engine
+from erniekit.inference import batch
 from erniekit.inference.engine import ChatModel
 from erniekit.inference.prompts import read_prompts
 from erniekit.inference.sampling import Sampling
@@ -43,7 +43,6 @@ def test_answers_are_those_of_the_prompts_given_as_words(
 ) -> None:
     sampling = Sampling(max_new_tokens=6, temperature=float(temperature), seed=42, top_p=0.7)
     expected = ChatModel.load(output).answer(QUESTIONS, sampling)
-    monkeypatch.setattr(engine, "MAX_BATCH_SIZE", 2)
     monkeypatch.setattr(batch, "WINDOW", 4)
     target = tmp_path / "answers.jsonl"
     words = ["generate", str(output), "--prompts", str(prompts), "--output", str(target), "--max-new-tokens", "6"]

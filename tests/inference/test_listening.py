@@ -15,13 +15,11 @@ from erniekit.data.conversation import USER, Conversation, Turn
 from erniekit.data.media.clip import Clip, ContentClip
 from erniekit.errors import DataError, UserError
 from erniekit.export.saved_program import SavedProgram
-from erniekit.inference import audio_prompts
-from erniekit.inference.audio_prompts import batches
 from erniekit.inference.engine import ChatModel, Dialogue
 from erniekit.inference.generation import generate
 from erniekit.inference.sampling import Sampling
 from erniekit.terminal import escape_control_characters
-from tests.inference.listener import WINDOW_SECONDS, listener_folder, write_sound
+from tests.inference.listener import listener_folder, write_sound
 
 GREEDY = Sampling(max_new_tokens=8)
 SECONDS = (0.1, 0.9, 0.4, 0.25)
@@ -75,16 +73,6 @@ def test_the_sound_is_what_is_answered(model: ChatModel, sounds: list[Path], tmp
     first, second = (model.encode(asked(path)) for path in (sounds[1], other))
     assert first.ids == second.ids
     assert model.answer_batch([first], GREEDY) != model.answer_batch([second], GREEDY)
-
-
-def test_batches_have_few_windows(model: ChatModel, sounds: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    prompts = [model.encode(asked(path)) for path in (*sounds, *sounds)]
-    assert list(batches(prompts, range(8), 3, model.audio)) == [[0, 1, 2], [3, 4, 5], [6, 7]]
-    monkeypatch.setattr(audio_prompts, "MAX_FRAMES", 3 * 100 * WINDOW_SECONDS)  # of which the second alone has three
-    found = list(batches(prompts, range(8), 64, model.audio))
-    assert found == [[0], [1], [2, 3, 4], [5], [6, 7]]
-    monkeypatch.setattr(audio_prompts, "MAX_FRAMES", 1)
-    assert list(batches(prompts, [1, 0], 64, model.audio)) == [[1], [0]]
 
 
 def test_a_dialogue_keeps_its_recordings(model: ChatModel, sounds: list[Path]) -> None:

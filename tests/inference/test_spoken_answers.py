@@ -30,12 +30,17 @@ def model(request, tmp_path, monkeypatch):
     made = ChatModel(decoder, tokenizer, chat_template(tokenizer, speech=SPOKEN), speech=SPOKEN)
     asked, said = [], []
 
-    def generate(decoder, prompts, sampling, streams=None, audio=None):
+    def answer(prompts):
+        if not prompts:
+            return []
         asked.append([list(prompt) for prompt in prompts])
         return [tokenizer.encode(text) for text in said[len(asked) - 1]]
 
-    monkeypatch.setattr(engine, "generate", generate)
-    monkeypatch.setattr(engine, "stream", lambda decoder, prompt, *more: iter(generate(decoder, [prompt], None)[0]))
+    def answer_requests(decoder, requests, **_):
+        return answer([request.prompt for request in requests])
+
+    monkeypatch.setattr(engine, "answer_requests", answer_requests)
+    monkeypatch.setattr(engine, "stream", lambda decoder, prompt, *more: iter(answer([prompt])[0]))
     return SimpleNamespace(model=made, asked=asked, said=said, tokenizer=tokenizer)
 
 

@@ -12,13 +12,19 @@ import pytest
 
 from erniekit.model import bf16
 from erniekit.model import head as head_module
+from erniekit.model.architectures.model_config import ModelConfig
+from erniekit.model.builder import build_model
 from erniekit.model.cpu_gradients import linear
 from erniekit.model.head import token_log_probabilities, token_loss
 from erniekit.model.linear import Linear
 from erniekit.model.lora.config import LoraSettings
 from erniekit.model.lora.lora import add_adapters, named_adapter_weights
+from erniekit.model.quantization.formats import INT4, INT8
+from erniekit.model.quantization.packed import PackedWeight
 from erniekit.model.recompute import Recompute
-from erniekit.model.weights import named_weights
+from erniekit.model.tensor_parallel import NO_TENSOR_PARALLEL
+from erniekit.model.vocabulary import grow, grown_vocabulary
+from erniekit.model.weights import named_weights, save_model_folder
 from erniekit.native import onednn
 
 from .tiny import pack, tiny_model
@@ -239,6 +245,34 @@ def test_adapters_compute_as_numpy_does(settings, in_numpy):
         weight.set_value(np.random.default_rng(number).standard_normal(weight.shape).astype(np.float32) * 0.3)
     with_blocks_in_bfloat16(decoder)
     assert_like_numpy(lambda: loss_and_gradients(decoder, adapters, fused=True), in_numpy)
+
+
+@pytest.mark.parametrize("head", HEADS, ids=["plain", "sparse", "fused"])
+@pytest.mark.parametrize("logps", [False, True], ids=["loss", "log-probabilities"])
+def test_rows_of_new_tokens_compute_as_numpy_does(head, logps, in_numpy, tmp_path):
+    save_model_folder(tiny_model(tie_word_embeddings=False), tmp_path / "base")
+    config = ModelConfig.from_folder(tmp_path / "base")
+    config = grow(config, grown_vocabulary(config, 53, 10))
+    decoder = with_blocks_in_bfloat16(build_model(config, tmp_path / "base", lora=LoraSettings(2, 4.0)))
+    adapters = named_adapter_weights(decoder)
+    assert "lm_head.new_rows" in adapters
+    assert_like_numpy(lambda: loss_and_gradients(decoder, adapters, logps, **head), in_numpy)
+
+
+@pytest.mark.parametrize("form", [INT8, INT4], ids=["int8", "int4"])
+def test_frozen_weights_in_few_bits_are_rounded_like_dense_ones(form):
+    layer = Linear(64, 6)
+    packed = PackedWeight(form, layer.weight.dtype)
+    packed.fill("weight", np.random.default_rng(0).standard_normal((6, 64), np.float32), NO_TENSOR_PARALLEL)
+    layer.product, layer.weight = packed, None
+    x, g = paddle.rand([5, 64]), paddle.rand([5, 6])
+    x.stop_gradient = False
+    with bf16.products():
+        out = layer(x)
+    out.backward(g)
+    dense = packed.dense().numpy()
+    assert_close(out.numpy(), product(x.numpy(), dense.T))
+    assert_close(x.grad.numpy(), product(g.numpy(), dense))
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])

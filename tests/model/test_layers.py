@@ -12,7 +12,7 @@ from erniekit.model import native
 from erniekit.model.architectures.rope_scaling import Frequencies
 from erniekit.model.mlp import swiglu
 from erniekit.model.norm import rms_norm
-from erniekit.model.rope import RotaryTables, apply_rotary, rotary_tables
+from erniekit.model.rope import RotaryTables, apply_rotary, rms_norm_rotary, rotary_tables
 
 RNG = np.random.default_rng(0)
 POSITIONS = paddle.to_tensor(np.array([[0, 1, 2, 0, 1]]))
@@ -121,6 +121,24 @@ def test_the_rotation_of_kernels_is_that_of_paddle(interleaved, monkeypatch):
 
     for expected, found in by_paddle_and_by_kernels(monkeypatch, compute):
         np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("interleaved", [True, False])
+@pytest.mark.parametrize("frozen", [True, False])
+def test_norm_and_rotation_of_kernels_are_those_of_paddle(interleaved, frozen, monkeypatch):
+    values, grads = (paddle.to_tensor(doubles(5, 3, 20), "float32") for _ in range(2))
+    weights = paddle.to_tensor(doubles(20), "float32")
+
+    def compute():
+        tables = rotary_tables(POSITIONS, 3, plain_frequencies(10000.0, 20), interleaved=interleaved)
+        x, w = values.clone().detach(), weights.clone().detach()
+        x.stop_gradient, w.stop_gradient = False, frozen
+        y = rms_norm_rotary(x, w, 1e-3, tables)
+        y.backward(grads)
+        return [y.numpy(), x.grad.numpy()] + ([] if frozen else [w.grad.numpy()])
+
+    for expected, found in by_paddle_and_by_kernels(monkeypatch, compute):
+        np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 def test_tables_of_kernels_serve_paddle_too():

@@ -7,6 +7,8 @@ import pytest
 
 from .arrays import Output, kernel
 
+pytestmark = pytest.mark.usefixtures("native_path")
+
 
 def cross_entropy(logits, targets, weights=None, in_place=False):
     """Return losses, whether targets are the largest, and the gradient by the logits."""

@@ -124,7 +124,7 @@ def test_a_damaged_library_is_replaced(tmp_path, place) -> None:
 
 def _no_compiler(monkeypatch, tmp_path) -> str:
     monkeypatch.setenv("PATH", str(tmp_path))
-    return "the wheel has no kernels for this system, and there is no C compiler (cc, gcc or clang)"
+    return "there is no C compiler (cc, gcc or clang) to make native kernels"
 
 
 def _compiler_that_is_not_there(monkeypatch, tmp_path) -> str:

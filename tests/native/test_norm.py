@@ -9,6 +9,8 @@ import pytest
 
 from .arrays import Output, kernel
 
+pytestmark = pytest.mark.usefixtures("native_path")
+
 SHAPES = [(1, 1), (3, 7), (5, 17), (33, 64), (2, 255), (130, 96)]
 
 

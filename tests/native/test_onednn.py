@@ -71,6 +71,13 @@ def test_rounding_is_to_the_nearest_and_ties_go_to_even():
     assert (out[len(values) :] == 0x1234).all()
 
 
+def test_numbers_below_the_smallest_normal_one_count_as_zero():
+    values, out = np.array([1e-39, -1e-40, 1.2e-38], np.float32), np.empty(3, np.uint16)
+    onednn.round_to_bfloat16(3, values.ctypes.data, out.ctypes.data)
+    assert out.tolist() == [0, 0x8000, 0x0083]
+    assert multiply(np.full((1, 1), 0x0040, np.uint16), np.full((1, 1), 0x7000, np.uint16)) == 0
+
+
 @pytest.mark.parametrize("count", [0, 1, 7, 17, 255, 4097])
 def test_any_count_is_rounded_and_nothing_behind_it_is_written(count):
     values = np.random.default_rng(count).standard_normal(count + 1, np.float32)

@@ -23,6 +23,7 @@ from erniekit.errors import ConfigurationError
 from erniekit.model import bf16
 from erniekit.model.kernels import FusedKernels
 from erniekit.model.mixed_precision import MixedPrecision
+from erniekit.native import onednn
 
 from ..model.tiny import tiny_model
 
@@ -63,8 +64,9 @@ def test_fusing_biases_that_a_model_lacks_is_told(
     logged: list[str],
 ) -> None:
     monkeypatch.setattr("erniekit.model.kernels._chosen", FusedKernels(linear=True))
+    model = tiny_model(**changes)
     logged.clear()
-    apply_mixed_precision(make_config(fuse_linear=True), tiny_model(**changes))
+    apply_mixed_precision(make_config(fuse_linear=True), model)
     assert logged == ["`fuse_linear` has no effect: no linear layer of this model has a bias"] * said
 
 
@@ -93,7 +95,7 @@ def test_float32_gradients_do_not_go_with_those_that_fleet_adds_up(
 
 @pytest.mark.proves(*ASKED)
 def test_a_cpu_reports_each_and_changes_no_loss(train: Callable[..., Any]) -> None:
-    plain, asked = train(), train(**ASKED, device="cpu")
+    plain, asked = train(fuse_swiglu=True), train(**ASKED, device="cpu")
     assert asked.losses == plain.losses
     for name in ASKED:
         assert (f"`{name}: " in asked.said) is (name != "fuse_swiglu"), name  # a CPU has this kernel
@@ -105,7 +107,6 @@ def test_a_cpu_reports_each_and_changes_no_loss(train: Callable[..., Any]) -> No
 ALWAYS = {"bf16": True, "cpu_bf16": "always", "device": "cpu"}
 LOSS = "softmax_with_cross_entropy"
 FUSED = {"use_fused_head_and_loss_fn": True}
-needs_bfloat16 = pytest.mark.skipif(not bf16.is_available()[0], reason=bf16.is_available()[1])
 
 
 def differs_slightly(one: Any, other: Any) -> bool:
@@ -114,32 +115,31 @@ def differs_slightly(one: Any, other: Any) -> bool:
     return one.losses != other.losses
 
 
-@needs_bfloat16
 @pytest.mark.proves("bf16", "cpu_bf16")
-@pytest.mark.parametrize("settings", [{}, FUSED], ids=["logits", "fused head"])
 def test_a_cpu_computes_in_bfloat16_where_that_is_faster_or_asked_for(
-    train: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+    train: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain, always = train(**settings), train(**settings, **ALWAYS)
+    plain, always = train(), train(**ALWAYS)
     assert differs_slightly(plain, always)
     assert "mixed precision: bfloat16 products of linear layers and head; float32 weights" in always.said
     for is_faster, expected in ((True, always), (False, plain)):
         monkeypatch.setattr(bf16, "is_faster", lambda is_faster=is_faster: (is_faster, "this processor says so"))
-        auto = train(**settings, bf16=True, device="cpu")
+        auto = train(bf16=True, device="cpu")
         assert auto.losses == expected.losses
         told = "`bf16: true` (config.yaml:1) has no effect here: fp32 runs (this processor says so; `cpu_bf16: always`"
         assert (told in auto.said) is not is_faster
 
 
-def test_bfloat16_that_cannot_be_is_an_error(make_config: Callable[..., Config], monkeypatch: Any) -> None:
-    monkeypatch.setattr(bf16, "is_available", lambda: (False, "there is no library"))
-    with pytest.raises(
-        ConfigurationError, match=r"`cpu_bf16: always` \(config.yaml:3\): there is no library.\n  Write"
-    ):
-        mixed_precision(make_config(**ALWAYS))
+def test_a_processor_without_bfloat16_rounds_as_well(
+    train: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    always = train(**FUSED, **ALWAYS)
+    monkeypatch.setattr(onednn, "problem", lambda: "this processor has none")
+    emulated = train(**FUSED, **ALWAYS)
+    np.testing.assert_allclose(emulated.losses, always.losses, rtol=2e-4)
+    assert "`cpu_bf16: always` (config.yaml:3) is slow here: this processor has none" in emulated.said
 
 
-@needs_bfloat16
 @pytest.mark.proves("amp_custom_black_list")
 def test_operators_of_the_black_list_compute_in_float32(train: Callable[..., Any]) -> None:
     plain, always = train(), train(**ALWAYS)
@@ -151,7 +151,6 @@ def test_operators_of_the_black_list_compute_in_float32(train: Callable[..., Any
     assert "`amp_custom_black_list` (config.yaml:1): fp32 runs: no product is left" in none.said
 
 
-@needs_bfloat16
 @pytest.mark.proves("amp_custom_white_list")
 def test_operators_of_the_white_list_compute_in_bfloat16(prefer: Callable[..., Any]) -> None:
     plain, layers = prefer(**FUSED), prefer(**FUSED, **ALWAYS)
@@ -162,7 +161,6 @@ def test_operators_of_the_white_list_compute_in_bfloat16(prefer: Callable[..., A
     assert "flash_attn has no effect on a CPU, where only products compute in bfloat16" in both.said
 
 
-@needs_bfloat16
 @pytest.mark.proves("fp16_opt_level", "amp_master_grad")
 def test_level_o2_rounds_gradients_unless_they_stay_in_float32(train: Callable[..., Any]) -> None:
     first = train(**ALWAYS)
@@ -175,7 +173,6 @@ def test_level_o2_rounds_gradients_unless_they_stay_in_float32(train: Callable[.
     assert "remove_master_weight has no effect: weights are float32 on a CPU" in rounded.said
 
 
-@needs_bfloat16
 def test_recomputation_and_evaluation_give_the_same_bits(train: Callable[..., Any], records: Path) -> None:
     evaluated = {"do_eval": True, "eval_dataset_path": str(records), "eval_steps": 2, "evaluation_strategy": "steps"}
     plain, stored = train(**evaluated), train(**ALWAYS, **evaluated)
@@ -188,7 +185,6 @@ def test_recomputation_and_evaluation_give_the_same_bits(train: Callable[..., An
     np.testing.assert_allclose(ours, theirs, rtol=5e-3)
 
 
-@needs_bfloat16
 def test_experts_and_adapters_compute_in_bfloat16(
     train: Callable[..., Any], train_adapters: Callable[..., Any], moe_model: Path
 ) -> None:
@@ -197,7 +193,17 @@ def test_experts_and_adapters_compute_in_bfloat16(
     assert differs_slightly(train_adapters(max_steps=2), train_adapters(max_steps=2, **ALWAYS))
 
 
-@needs_bfloat16
+@pytest.mark.distributed
+@pytest.mark.slow
+def test_ranks_round_as_one_process_does(train: Callable[..., Any], train_on_ranks: Callable[..., Any]) -> None:
+    level = {**ALWAYS, "fp16_opt_level": "O2", "per_device_train_batch_size": 1}
+    alone = train(**level, gradient_accumulation_steps=2)
+    shards = train_on_ranks(**level, sharding="stage3", sharding_parallel_degree=2)
+    halves = train_on_ranks(**level, gradient_accumulation_steps=2, tensor_parallel_degree=2)
+    for ranks in (shards, halves):
+        np.testing.assert_allclose(ranks.losses, alone.losses, rtol=1e-4)
+
+
 def test_a_run_resumes_to_the_same_bits_and_is_told_of_another_precision(train: Callable[..., Any]) -> None:
     saving = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
     whole = train(**saving, **ALWAYS)

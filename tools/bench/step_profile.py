@@ -33,17 +33,21 @@ import workload
 from paddle import profiler
 
 from erniekit.data.batch import Batch
-from erniekit.model import attention, head, mlp, native_attention, norm, rope
+from erniekit.model import attention, bf16, head, mlp, native_attention, norm, rope
 from erniekit.model.architectures.model_config import ModelConfig
+from erniekit.native import library
 
 PARTS = {  # the innermost event that encloses a kernel and is named here says what the kernel serves
     "Linear": "linear layers",
     "MatmulGradNode": "linear layers",
+    "_Linear": "linear layers",
     "_BlockAttention": "attention",
     "_NativeAttention": "attention",
     "_RMSNormFunction": "RMSNorm",
     "_ApplyRotary": "rotary embedding",
+    "_NormRotary": "rotary embedding",
     "_SwiGLU": "SwiGLU",
+    "_NativeActivation": "SwiGLU",
     "_FusedHeadLoss": "head and loss",
     "_CrossEntropy": "head and loss",
     "_LogProbabilities": "head and loss",
@@ -52,17 +56,25 @@ PARTS = {  # the innermost event that encloses a kernel and is named here says w
     "batch": "batch",
     "Gate": "router and dispatch",
     "MoE": "router and dispatch",
+    "_SpreadRows": "router and dispatch",
+    "_SumRows": "router and dispatch",
+    "_Split": "router and dispatch",
+    "_Join": "router and dispatch",
     "Embedding": "embedding",
     "EmbeddingGradNode": "embedding",
     "step": "sums, norm of the gradient, rest",
 }
+NATIVE = "native "  # begins the names of the native kernels' events
 OURS = (
     attention._BlockAttention,
     native_attention._NativeAttention,
     norm._RMSNormFunction,
     rope._ApplyRotary,
+    rope._NormRotary,
     mlp._SwiGLU,
+    mlp._NativeActivation,
     head._FusedHeadLoss,
+    bf16._Linear,
 )
 
 
@@ -78,6 +90,17 @@ def _named(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*arguments)
 
     return named
+
+
+def name_native_kernels() -> None:
+    """Let the profiler see the native kernels; to it a call through ctypes is nothing."""
+    find = library.function
+
+    def found(name: str, arguments: str) -> Any:
+        kernel = find(name, arguments)
+        return None if kernel is None else _named(NATIVE + name, kernel)
+
+    library.function = found
 
 
 def part_of(event: str) -> str | None:
@@ -104,7 +127,7 @@ def seconds_by_part(events: list[dict[str, Any]]) -> dict[str, float]:
     for start, duration, name, category in spans:
         while open_parts and open_parts[-1][0] <= start:
             open_parts.pop()
-        if category == "DygraphKernelLaunch":
+        if category == "DygraphKernelLaunch" or name.startswith(NATIVE):
             if open_parts:  # the other kernels are of what comes between steps
                 seconds[open_parts[-1][1]] += duration / 1e6
                 kernels += duration / 1e6
@@ -204,6 +227,7 @@ def main() -> None:
     args = parser.parse_args()
     args.threads = os.environ["OMP_NUM_THREADS"]
     name_forwards(OURS)
+    name_native_kernels()
     for name in args.models:
         profile(name, args)
 

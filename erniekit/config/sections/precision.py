@@ -29,8 +29,8 @@ class PrecisionParameters:
     cpu_bf16: str = parameter(
         "auto",
         "What `bf16: true` does on a CPU. `auto` computes in bfloat16 where the processor multiplies it faster than "
-        "float32, and in float32 elsewhere, which the run tells. `always` computes in bfloat16 on every processor, if "
-        "slowly, so that a run gives the same on all of them; where it cannot, it is an error.",
+        "float32 (AVX512-BF16 of AMD, AMX of Intel), and in float32 elsewhere, which the run tells. `always` rounds "
+        "to bfloat16 on every processor, if slowly, so that a run means the same on all of them.",
         choices=("auto", "always"),
         needs=when("bf16"),
         devices=CPU_ONLY,

@@ -16,7 +16,11 @@ import paddle
 from paddle.autograd import PyLayer
 from paddle.distributed.communication.group import Group
 
+from erniekit.model import native
+from erniekit.model.autograd import filter_gradients, needs_grad
 from erniekit.model.moe.all_to_all import AllGather, AllToAll, Replicated, all_gather_counts, require_grad
+
+ROUTES = "lllpppp"  # the arguments of the kernels between tokens and their rows
 
 
 class LocalExperts(Protocol):
@@ -77,7 +81,8 @@ class LocalDispatcher:
         self, x_TH: paddle.Tensor, weights_TK: paddle.Tensor, experts_TK: np.ndarray, local_experts: LocalExperts
     ) -> paddle.Tensor:
         order, counts_E = _by_expert(experts_TK, local_experts.total)
-        rows = _gather(require_grad(x_TH) if self.run_all_experts else x_TH, order // experts_TK.shape[1])
+        x_TH = require_grad(x_TH) if self.run_all_experts else x_TH
+        rows = _rows_of_tokens(x_TH, order, experts_TK.shape[1])
         outputs = local_experts(rows, counts_E)
         return _weighted_sums(outputs, order, weights_TK)
 
@@ -123,7 +128,7 @@ class AllToAllDispatcher:
         members = self.group.nranks
         counts_ME = all_gather_counts(counts_E, self.group)
         all_to_all = AllToAll.of(counts_ME.reshape(members, members, -1).sum(2), self.group, padded=self.padded)
-        rows = all_to_all(_gather(x_TH, order // experts_TK.shape[1]))
+        rows = all_to_all(_rows_of_tokens(x_TH, order, experts_TK.shape[1]))
         # Rows are ordered by sender, then by expert; an expert needs the rows of all senders to be contiguous.
         counts_M = counts_ME[:, local_experts.numbers.start : local_experts.numbers.stop]
         by_expert = np.argsort(np.repeat(np.tile(local_experts.numbers, members), counts_M.reshape(-1)), kind="stable")
@@ -217,10 +222,62 @@ def _by_expert(experts: np.ndarray, total: int) -> tuple[np.ndarray, np.ndarray]
     return np.argsort(flat, kind="stable"), np.bincount(flat, minlength=total)
 
 
+def _rows_of_tokens(x_TH: paddle.Tensor, order: np.ndarray, experts_per_token: int) -> paddle.Tensor:
+    """Return the rows of all routes: row i is that of the token of route `order[i]`."""
+    if native.kernel("spread_rows", ROUTES, x_TH) is not None:
+        return _SpreadRows.apply(x_TH, _inverse(order).reshape([-1, experts_per_token]))
+    return _gather(x_TH, order // experts_per_token)
+
+
 def _weighted_sums(outputs_RH: paddle.Tensor, order: np.ndarray, weights_TK: paddle.Tensor) -> paddle.Tensor:
     """Weight and sum the outputs of each token; `outputs_RH[i]` belongs to route `order[i]`."""
+    if native.kernel("sum_rows", ROUTES, outputs_RH, weights_TK) is not None:
+        return _SumRows.apply(outputs_RH, weights_TK, _inverse(order).reshape(weights_TK.shape))
     outputs_TKH = _gather(outputs_RH, _inverse(order)).reshape([*weights_TK.shape, outputs_RH.shape[1]])
     return paddle.matmul(weights_TK.unsqueeze(1), outputs_TKH).squeeze(1)
+
+
+class _SpreadRows(PyLayer):
+    """rows[row_of[t, k]] = x[t] by a native kernel; dx[t] is the sum of the gradients of its rows."""
+
+    @staticmethod
+    def forward(ctx, x_TH, row_of_TK):  # type: ignore[no-untyped-def]
+        ctx.row_of = row_of_TK
+        return _over_routes("spread_rows", row_of_TK, None, x_TH, [row_of_TK.size, x_TH.shape[1]])
+
+    @staticmethod
+    def backward(ctx, grad_RH):  # type: ignore[no-untyped-def]
+        return _over_routes("sum_rows", ctx.row_of, None, grad_RH, [len(ctx.row_of), grad_RH.shape[1]])
+
+
+class _SumRows(PyLayer):
+    """y[t] = sum over k of w[t, k] rows[row_of[t, k]] by a native kernel. With g the gradient of y the row's is w[t, k]
+    g[t], and that of w[t, k] the dot product of g[t] with the row."""
+
+    @staticmethod
+    def forward(ctx, rows_RH, weights_TK, row_of_TK):  # type: ignore[no-untyped-def]
+        ctx.row_of, ctx.needs_input_grad = row_of_TK, needs_grad(rows_RH, weights_TK)
+        ctx.save_for_backward(rows_RH, weights_TK)
+        return _over_routes("sum_rows", row_of_TK, weights_TK, rows_RH, [len(row_of_TK), rows_RH.shape[1]])
+
+    @staticmethod
+    def backward(ctx, grad_TH):  # type: ignore[no-untyped-def]
+        rows_RH, weights_TK = ctx.saved_tensor()
+        grad_rows = _over_routes("spread_rows", ctx.row_of, weights_TK, grad_TH, rows_RH.shape)
+        grad_weights = _over_routes("row_products", ctx.row_of, grad_TH, rows_RH, weights_TK.shape)
+        return filter_gradients((grad_rows, grad_weights), ctx.needs_input_grad)
+
+
+def _over_routes(
+    name: str, row_of_TK: np.ndarray, first: paddle.Tensor | None, second: paddle.Tensor, shape: list[int]
+) -> paddle.Tensor:
+    """Call a kernel of `native/source/rows.c` with its two float32 inputs."""
+    first, second = None if first is None else first.contiguous(), second.contiguous()
+    out = paddle.empty(shape, second.dtype)
+    pointers = (None if first is None else first.data_ptr(), second.data_ptr(), out.data_ptr())
+    kernel = native.kernel(name, ROUTES, second)
+    kernel(*row_of_TK.shape, second.shape[1], row_of_TK.ctypes.data, *pointers)
+    return out
 
 
 def _inverse(order: np.ndarray) -> np.ndarray:

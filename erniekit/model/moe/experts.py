@@ -11,8 +11,10 @@ import numpy as np
 import paddle
 import paddle.nn.functional as F
 from paddle import nn
+from paddle.autograd import PyLayer
 
 from erniekit.model.architectures.model_config import ModelConfig
+from erniekit.model.autograd import filter_gradients, needs_grad
 from erniekit.model.mlp import MLP
 from erniekit.model.moe.all_to_all import order_backward
 from erniekit.model.moe.dispatch import LOCAL_DISPATCHER, TokenDispatcher, local_expert_ids
@@ -47,9 +49,40 @@ class Experts(nn.Layer):
     def forward(self, rows_RH: paddle.Tensor, counts: np.ndarray) -> paddle.Tensor:
         """Run each expert once on its rows, which are contiguous: `counts[i]` for the i-th local expert."""
         running = np.arange(len(self.numbers)) if self._run_all_experts else np.flatnonzero(counts)
-        groups = paddle.split(rows_RH, counts[running].tolist()) if len(running) > 1 else [rows_RH] * len(running)
-        outputs = [self[self.numbers[i]](group) for i, group in zip(running.tolist(), groups, strict=True)]
-        return paddle.concat(outputs) if outputs else rows_RH  # no rows at all
+        if len(running) == 0:
+            return rows_RH
+        groups = _Split.apply(rows_RH, counts[running].tolist())
+        return _Join.apply(*(self[self.numbers[i]](group) for i, group in zip(running.tolist(), groups, strict=True)))
+
+
+class _Split(PyLayer):
+    """Groups of consecutive rows, as views: `paddle.split` copies them."""
+
+    @staticmethod
+    def forward(ctx, rows_RH, counts):  # type: ignore[no-untyped-def]
+        return tuple(_views(rows_RH, counts))
+
+    @staticmethod
+    def backward(ctx, *gradients):  # type: ignore[no-untyped-def]
+        return paddle.concat(gradients)
+
+
+class _Join(PyLayer):
+    """The rows of all groups; the groups' gradients are views."""
+
+    @staticmethod
+    def forward(ctx, *groups):  # type: ignore[no-untyped-def]
+        ctx.counts, ctx.needs_input_grad = [group.shape[0] for group in groups], needs_grad(*groups)
+        return paddle.concat(groups)
+
+    @staticmethod
+    def backward(ctx, grad_RH):  # type: ignore[no-untyped-def]
+        return filter_gradients(_views(grad_RH, ctx.counts), ctx.needs_input_grad)
+
+
+def _views(rows_RH: paddle.Tensor, counts: list[int]) -> list[paddle.Tensor]:
+    ends = np.cumsum(counts).tolist()
+    return [rows_RH[end - count : end] for end, count in zip(ends, counts, strict=True)]
 
 
 class MoE(nn.Layer):

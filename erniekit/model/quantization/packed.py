@@ -10,6 +10,7 @@ import paddle
 from paddle import nn
 from paddle.autograd import PyLayer
 
+from erniekit.model import bf16
 from erniekit.model.architectures.architecture import Architecture
 from erniekit.model.autograd import apply, autocast_operand
 from erniekit.model.linear import Linear
@@ -87,12 +88,13 @@ class _Product(PyLayer):
 
     @staticmethod
     def forward(ctx, x, weight):  # type: ignore[no-untyped-def]
-        ctx.weight = weight
-        return paddle.matmul(x, weight.dense(x.dtype), transpose_y=True)
+        ctx.weight, ctx.products = weight, bf16.enabled()
+        return bf16.linear_matmul(x, weight.dense(x.dtype), transpose_y=True)
 
     @staticmethod
+    @bf16.as_in_forward
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
-        return paddle.matmul(grad, ctx.weight.dense(grad.dtype))
+        return bf16.linear_matmul(grad, ctx.weight.dense(grad.dtype))
 
 
 def pack_linears(linears: Mapping[str, Linear], settings: WeightOnly, architecture: Architecture) -> None:

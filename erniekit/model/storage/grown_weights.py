@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from erniekit.model.storage.layouts import Layout, StoredWeights
+    from erniekit.model.storage.matrix_reading import StoredMatrix
 
 
 class GrownWeights:
@@ -49,6 +50,10 @@ class GrownWeights:
         if name not in self._grown:
             return self._stored.shape(name)
         return (first, self._vocabulary.size) if self.is_transposed(name) else (self._vocabulary.size, second)
+
+    def matrix(self, name: str) -> StoredMatrix | None:
+        """Return where a weight lies in a file as it is; None for those that are grown."""
+        return None if name in self._grown else self._stored.matrix(name)
 
     def row_blocks(self, name: str, wanted: range | None = None) -> Iterator[tuple[slice, np.ndarray]]:
         """Yield row numbers and rows as `StoredWeights.row_blocks` does."""

@@ -27,6 +27,7 @@ from erniekit.model.architectures.model_config import CONFIG_FILE, ModelConfig
 from erniekit.model.architectures.plain_decoder import EMBEDDING, HEAD
 from erniekit.model.architectures.registry import ARCHITECTURES
 from erniekit.model.storage.grown_weights import GrownWeights
+from erniekit.model.storage.matrix_reading import StoredMatrix
 from erniekit.model.storage.model_folder import CONFIG_KEY, refuse_half_written, refuse_sharded_checkpoint
 from erniekit.model.storage.safetensors import SafetensorsFile, check_finite
 from erniekit.model.storage.shards import format_problems, open_weight_files
@@ -112,6 +113,18 @@ class StoredWeights:
     def is_transposed(self, name: str) -> bool:
         """Return whether `row_blocks` yields rows of the transpose of what Hugging Face stores."""
         return self._regions[name].transposed
+
+    def matrix(self, name: str) -> StoredMatrix | None:
+        """Return where a weight lies in a file as it is, in the file's order of axes; None: `row_blocks` makes it."""
+        region = self._regions[name]
+        file = self._files[region.stored] if region.stored else None
+        whole = file.matrix(region.stored) if isinstance(file, SafetensorsFile) else None
+        if whole is None or region.outputs is None:
+            return whole
+        first, last = int(region.outputs[0]), int(region.outputs[-1])
+        if last - first + 1 != len(region.outputs):  # alternates with others
+            return None
+        return whole.part(len(region.shape) - 1, range(first, last + 1))
 
     def row_blocks(self, name: str, wanted: range | None = None) -> Iterator[tuple[slice, np.ndarray]]:
         """Yield the row numbers and rows of a weight a few MB at a time, in the file's order (see `is_transposed`).

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from erniekit.errors import ModelFileError
 from erniekit.manifest import refuse_changed
+from erniekit.model.storage.matrix_reading import StoredMatrix
 from erniekit.model.storage.safetensors_header import HEADER_LIMIT, StoredTensor, parse_header
 
 if TYPE_CHECKING:
@@ -97,6 +98,15 @@ class SafetensorsFile:
         """
         shape = self.shape(name)
         return self._values(name, 0, math.prod(shape)).reshape(shape)
+
+    def matrix(self, name: str) -> StoredMatrix | None:
+        """Return the location of a tensor's values, as a matrix of its rows; None: it has no values, or no rows."""
+        tensor, first, _ = self._entries[name]
+        if not tensor.nbytes or not tensor.shape:
+            return None
+        self._compare()
+        rows, columns = tensor.shape[0], math.prod(tensor.shape[1:])
+        return StoredMatrix(self.path, tensor.dtype, self._data_start + first, rows, columns, columns)
 
     def row_blocks(self, name: str, wanted: range | None = None) -> Iterator[tuple[slice, np.ndarray]]:
         """Yield one tensor's rows like `read`, a few MB at a time, with their row numbers.

@@ -1,49 +1,116 @@
 // Products of a few rows with a weight that is read once, whatever its form; those of many rows go to MKL.
 // Each number of y is one sum in one order, whatever the number of rows and of threads is.
-#include "decode.h"
+#include <stdbool.h>
 
-#define LINES 8          // of W [in, out] that are read side by side
-#define STEP (2 * VL)    // inputs that are read at once of W [out, in]
-#define DENSE_OUTPUTS 64 // outputs whose codes become float32 at once, for MKL
-#define NEAR_NUMBERS 8192  // of y, which stay in the first cache while lines of W pass
+#include "decode.h"
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#define LINES 8            // of W [in, out] that pass a single row side by side
+#define PANEL_LINES 64     // of W [in, out] that several rows meet before the next lines
+#define PANEL_COLUMNS 512
+#define STRIP 4            // vectors of a strip of a panel, which stays in the first cache
+#define STEP (2 * VL)      // inputs that are read at once of W [out, in]
+#define DENSE_OUTPUTS 64   // outputs whose codes become float32 at once, for MKL
+#define NEAR_OUTPUTS 8     // the same for products of our own, so that they stay in a near cache
+#if VL == 16
+#define MOST_ROWS 6        // of sums in registers
+#else
+#define MOST_ROWS 3
+#endif
+#define TILE_ROWS (VL / 4) // of sums in registers where W is [out, in], with 4 outputs; of fewer rows 2 with VL / 2
 enum { ROW_MAJOR = 101, AS_IT_IS = 111, TRANSPOSED = 112 };  // of cblas.h
 
 typedef int8_t bytes_VL __attribute__((vector_size(VL)));
 typedef uint8_t codes_VL __attribute__((vector_size(VL)));
 
-// y[r, o] += sum over k < count of x[r, k] w[k, o]
-INLINE void add_lines(const int count, int64_t rows, int64_t width, const float* x, int64_t x_line, const float* w,
-                      int64_t w_line, float* y, int64_t line) {
+// y += x W of a single row: y stays near while `count` lines of W pass side by side.
+INLINE void add_lines(const int count, int64_t width, const float* x, const float* w, int64_t w_line, float* y) {
     int64_t o = 0;
     for (; o + VL <= width; o += VL) {
-        vf lines[LINES];
+        vf sum = load(y + o);
 #pragma GCC unroll 8
-        for (int k = 0; k < count; k++) lines[k] = load(w + k * w_line + o);
-        for (int64_t r = 0; r < rows; r++) {
-            vf sum = load(y + r * line + o);
-#pragma GCC unroll 8
-            for (int k = 0; k < count; k++) sum += splat(x[r * x_line + k]) * lines[k];
-            store(y + r * line + o, sum);
-        }
+        for (int k = 0; k < count; k++) sum += splat(x[k]) * load(w + k * w_line + o);
+        store(y + o, sum);
     }
     for (; o < width; o++)
-        for (int64_t r = 0; r < rows; r++)
-            for (int k = 0; k < count; k++) y[r * line + o] += x[r * x_line + k] * w[k * w_line + o];
+        for (int k = 0; k < count; k++) y[o] += x[k] * w[k * w_line + o];
 }
 
-// W [in, out]: y stays near while the lines of W pass.
+// y += x W of `rows` rows and `vectors` vectors of columns, sums in registers; `ahead` numbers further on lie the lines
+// that come next.
+INLINE void add_strip(const int rows, const int vectors, int64_t lines, const float* x, int64_t x_line, const float* w,
+                      int64_t w_line, float* y, int64_t line, int64_t ahead) {
+    vf sums[MOST_ROWS][STRIP];
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < vectors; v++) sums[r][v] = load(y + r * line + v * VL);
+    for (int64_t k = 0; k < lines; k++, w += w_line) {
+        vf weights[STRIP];
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; v++) {
+            weights[v] = load(w + v * VL);
+            if (ahead) __builtin_prefetch(w + ahead + v * VL);
+        }
+#pragma GCC unroll 6
+        for (int r = 0; r < rows; r++) {
+            vf own = splat(x[r * x_line + k]);
+#pragma GCC unroll 4
+            for (int v = 0; v < vectors; v++) sums[r][v] += own * weights[v];
+        }
+    }
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < vectors; v++) store(y + r * line + v * VL, sums[r][v]);
+}
+
+// The same of any number of rows; the first of them ask for the lines that come next.
+INLINE void add_rows(const int vectors, int64_t lines, int64_t rows, const float* x, int64_t x_line, const float* w,
+                     int64_t w_line, float* y, int64_t line) {
+    int64_t ahead = PANEL_LINES * w_line;
+    for (; rows >= MOST_ROWS; rows -= MOST_ROWS, x += MOST_ROWS * x_line, y += MOST_ROWS * line, ahead = 0)
+        add_strip(MOST_ROWS, vectors, lines, x, x_line, w, w_line, y, line, ahead);
+    switch (rows) {
+        case 1: add_strip(1, vectors, lines, x, x_line, w, w_line, y, line, ahead); break;
+        case 2: add_strip(2, vectors, lines, x, x_line, w, w_line, y, line, ahead); break;
+        case 3: add_strip(3, vectors, lines, x, x_line, w, w_line, y, line, ahead); break;
+        case 4: add_strip(4, vectors, lines, x, x_line, w, w_line, y, line, ahead); break;
+        case 5: add_strip(5, vectors, lines, x, x_line, w, w_line, y, line, ahead); break;
+    }
+}
+
+static void add_panel(int64_t lines, int64_t width, int64_t rows, const float* x, int64_t x_line, const float* w,
+                      int64_t w_line, float* y, int64_t line) {
+    int64_t o = 0;
+    for (; o + STRIP * VL <= width; o += STRIP * VL) add_rows(STRIP, lines, rows, x, x_line, w + o, w_line, y + o, line);
+    for (; o + VL <= width; o += VL) add_rows(1, lines, rows, x, x_line, w + o, w_line, y + o, line);
+    for (; o < width; o++)
+        for (int64_t r = 0; r < rows; r++)
+            for (int64_t k = 0; k < lines; k++) y[r * line + o] += x[r * x_line + k] * w[k * w_line + o];
+}
+
+// y += x W for W [in, out], some columns of it
+static void add_product(int64_t inputs, int64_t width, int64_t rows, const float* x, int64_t x_line, const float* w,
+                        int64_t w_line, float* y, int64_t line) {
+    int64_t i = 0;
+    if (rows == 1) {
+        for (; i + LINES <= inputs; i += LINES) add_lines(LINES, width, x + i, w + i * w_line, w_line, y);
+        for (; i < inputs; i++) add_lines(1, width, x + i, w + i * w_line, w_line, y);
+        return;
+    }
+    for (int64_t o = 0; o < width; o += PANEL_COLUMNS) {
+        int64_t here = width - o < PANEL_COLUMNS ? width - o : PANEL_COLUMNS;
+        for (i = 0; i < inputs; i += PANEL_LINES) {
+            int64_t lines = inputs - i < PANEL_LINES ? inputs - i : PANEL_LINES;
+            add_panel(lines, here, rows, x + i, x_line, w + i * w_line + o, w_line, y + o, line);
+        }
+    }
+}
+
 static void inputs_first(const Linear* w, Range columns, int64_t rows, const float* x, int64_t x_line, float* y,
                          int64_t line) {
-    const float* weight = w->weight;
-    int64_t width = NEAR_NUMBERS / rows / VL * VL;
-    for (int64_t o = columns.begin; o < columns.end; o += width) {
-        int64_t here = columns.end - o < width ? columns.end - o : width, i = 0;
-        for (int64_t r = 0; r < rows; r++) memset(y + r * line + o, 0, sizeof(float) * here);
-        for (; i + LINES <= w->inputs; i += LINES)
-            add_lines(LINES, rows, here, x + i, x_line, weight + i * w->outputs + o, w->outputs, y + o, line);
-        for (; i < w->inputs; i++)
-            add_lines(1, rows, here, x + i, x_line, weight + i * w->outputs + o, w->outputs, y + o, line);
-    }
+    int64_t width = columns.end - columns.begin;
+    for (int64_t r = 0; r < rows; r++) memset(y + r * line + columns.begin, 0, sizeof(float) * width);
+    add_product(w->inputs, width, rows, x, x_line, (const float*)w->weight + columns.begin, w->outputs, y + columns.begin, line);
 }
 
 INLINE vf sixteen_levels(const float* levels, codes_VL codes) {
@@ -58,8 +125,21 @@ INLINE vf sixteen_levels(const float* levels, codes_VL codes) {
 #endif
 }
 
+INLINE vf from_bytes(const int8_t* from) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from)));
+#elif defined(__AVX2__)
+    return (vf)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from)));
+#else
+    bytes_VL codes;
+    memcpy(&codes, from, sizeof codes);
+    return __builtin_convertvector(codes, vf);
+#endif
+}
+
+// Of nibbles; groups are powers of two.
 INLINE float scale_at(const Linear* w, int64_t o, int64_t i) {
-    return w->form == BYTES ? w->scales[o] : w->scales[o * (w->inputs / w->group) + i / w->group];
+    return w->scales[(o * w->inputs + i) >> __builtin_ctzll((uint64_t)w->group)];
 }
 
 // STEP weights of output o from input i on; of nibbles first those of even inputs, then those of odd ones.
@@ -69,10 +149,8 @@ INLINE void read_weights(const enum Form form, const Linear* w, int64_t o, int64
         const float* from = (const float*)w->weight + o * w->inputs + i;
         *first = load(from), *second = load(from + VL);
     } else if (form == BYTES) {
-        bytes_VL codes[2];
-        memcpy(codes, (const int8_t*)w->weight + o * w->inputs + i, sizeof codes);
-        *first = __builtin_convertvector(__builtin_convertvector(codes[0], vi), vf);
-        *second = __builtin_convertvector(__builtin_convertvector(codes[1], vi), vf);
+        const int8_t* from = (const int8_t*)w->weight + o * w->inputs + i;
+        *first = from_bytes(from), *second = from_bytes(from + VL);
     } else {
         codes_VL codes;
         memcpy(&codes, (const uint8_t*)w->weight + (o * w->inputs + i) / 2, sizeof codes);
@@ -89,47 +167,93 @@ INLINE float read_weight(const enum Form form, const Linear* w, int64_t o, int64
     return w->levels[i % 2 ? codes >> 4 : codes & 15] * scale_at(w, o, i);
 }
 
+// Of two vectors, of every 2 width lanes the first ones, by width from VL / 2 to 1.
+static const vi FIRST_LANES[] = {
+#if VL == 16
+    {0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23},
+    {0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27},
+    {0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29},
+    {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30}
+#else
+    {0, 1, 2, 3, 8, 9, 10, 11},
+    {0, 1, 4, 5, 8, 9, 12, 13},
+    {0, 2, 4, 6, 8, 10, 12, 14}
+#endif
+};
+
+// Lane i of the result is the sum of the lanes of sums[i], in the order of sum_of.
+INLINE vf sums_of(const vf sums[VL]) {
+    vf level[VL];
+#pragma GCC unroll 16
+    for (int i = 0; i < VL; i++) level[i] = sums[i];
+#if defined(__clang__)
+    for (int i = 0; i < VL; i++) level[0][i] = sum_of(sums[i]);
+#else
+#pragma GCC unroll 4
+    for (int width = VL / 2, number = 0; width > 0; width /= 2, number++)
+#pragma GCC unroll 8
+        for (int i = 0; i < width; i++) {
+            vf a = level[2 * i], b = level[2 * i + 1];
+            vi first = FIRST_LANES[number];
+            level[i] = __builtin_shuffle(a, b, first) + __builtin_shuffle(a, b, first + width);
+        }
+#endif
+    return level[0];
+}
+
 // The inputs that are read STEP at once; the rest one by one.
 INLINE int64_t whole_steps(const Linear* w) {
     return w->form == NIBBLES && w->group % STEP ? 0 : w->inputs / STEP * STEP;
 }
 
-#define TILE 4  // rows, and outputs, of a tile of sums in registers
 INLINE void tile(const enum Form form, const int rows, const int outputs, const Linear* w, int64_t o, const float* x,
                  int64_t x_line, float* y, int64_t line) {
-    vf sums[TILE][TILE] = {0};
+    vf sums[VL] = {0};
     int64_t whole = whole_steps(w);
-    for (int64_t i = 0; i < whole; i += STEP)
+    for (int64_t i = 0; i < whole; i += STEP) {
+        vf own[TILE_ROWS][2];
 #pragma GCC unroll 4
+        for (int r = 0; r < rows; r++) own[r][0] = load(x + r * x_line + i), own[r][1] = load(x + r * x_line + i + VL);
+#pragma GCC unroll 8
         for (int j = 0; j < outputs; j++) {
             vf first, second;
             read_weights(form, w, o + j, i, &first, &second);
 #pragma GCC unroll 4
-            for (int r = 0; r < rows; r++) {
-                sums[r][j] += load(x + r * x_line + i) * first;
-                sums[r][j] += load(x + r * x_line + i + VL) * second;
-            }
+            for (int r = 0; r < rows; r++) sums[r * outputs + j] += own[r][0] * first;
+#pragma GCC unroll 4
+            for (int r = 0; r < rows; r++) sums[r * outputs + j] += own[r][1] * second;
         }
-    for (int j = 0; j < outputs; j++)
-        for (int r = 0; r < rows; r++) {
-            float sum = sum_of(sums[r][j]);
+    }
+    vf together = sums_of(sums);
+    for (int r = 0; r < rows; r++)
+        for (int j = 0; j < outputs; j++) {
+            float sum = together[r * outputs + j];
             for (int64_t i = whole; i < w->inputs; i++) sum += x[r * x_line + i] * read_weight(form, w, o + j, i);
             y[r * line + o + j] = form == BYTES ? sum * w->scales[o + j] : sum;
         }
 }
 
-// W [out, in] in any form: tiles of rows and outputs.
+// `outputs` of all rows, from o on
+INLINE void tiles(const enum Form form, const int outputs, const Linear* w, int64_t o, int64_t rows, const float* x,
+                  int64_t x_line, float* y, int64_t line) {
+    if (outputs * TILE_ROWS <= VL)
+        for (; rows >= TILE_ROWS; rows -= TILE_ROWS, x += TILE_ROWS * x_line, y += TILE_ROWS * line)
+            tile(form, TILE_ROWS, outputs, w, o, x, x_line, y, line);
+    if (VL == 16 && rows >= 2) {
+        tile(form, 2, outputs, w, o, x, x_line, y, line);
+        rows -= 2, x += 2 * x_line, y += 2 * line;
+    }
+    if (rows) tile(form, 1, outputs, w, o, x, x_line, y, line);
+}
+
+// W [out, in] in any form
 INLINE void outputs_first(const enum Form form, const Linear* w, Range columns, int64_t rows, const float* x,
                           int64_t x_line, float* y, int64_t line) {
     int64_t o = columns.begin;
-    for (; o + TILE <= columns.end; o += TILE) {
-        int64_t r = 0;
-        for (; r + TILE <= rows; r += TILE) tile(form, TILE, TILE, w, o, x + r * x_line, x_line, y + r * line, line);
-        if (r + 2 <= rows) tile(form, 2, TILE, w, o, x + r * x_line, x_line, y + r * line, line), r += 2;
-        if (r < rows) tile(form, 1, TILE, w, o, x + r * x_line, x_line, y + r * line, line);
-    }
-    for (; o < columns.end; o++)
-        for (int64_t r = 0; r < rows; r++) tile(form, 1, 1, w, o, x + r * x_line, x_line, y + r * line, line);
+    if (rows < TILE_ROWS)
+        for (; o + VL / 2 <= columns.end; o += VL / 2) tiles(form, VL / 2, w, o, rows, x, x_line, y, line);
+    for (; o + 4 <= columns.end; o += 4) tiles(form, 4, w, o, rows, x, x_line, y, line);
+    for (; o < columns.end; o++) tiles(form, 1, w, o, rows, x, x_line, y, line);
 }
 
 // Inputs in the order in which nibbles are read: of every STEP first the even ones, then the odd ones.
@@ -142,28 +266,47 @@ static void split_pairs(const Linear* w, int64_t rows, const float* x, int64_t x
     }
 }
 
-static void few_rows(const Linear* w, Range columns, int64_t rows, const float* x, int64_t x_line, float* y,
-                     int64_t line) {
-    switch (w->form) {
-        case INPUTS_FIRST: inputs_first(w, columns, rows, x, x_line, y, line); break;
-        case OUTPUTS_FIRST: outputs_first(OUTPUTS_FIRST, w, columns, rows, x, x_line, y, line); break;
-        case BYTES: outputs_first(BYTES, w, columns, rows, x, x_line, y, line); break;
-        case NIBBLES: outputs_first(NIBBLES, w, columns, rows, x, x_line, y, line); break;
-    }
-}
-
-// float32 weights [count, in] of quantized outputs from o on, in the order of split_pairs.
+// float32 weights [count, in] of quantized outputs from o on, in the order of split_pairs; those of bytes in units of the
+// scale.
 INLINE void make_dense(const enum Form form, const Linear* w, int64_t o, int64_t count, float* dense) {
     int64_t whole = whole_steps(w);
     for (int64_t j = 0; j < count; j++, dense += w->inputs) {
-        vf scale = splat(form == BYTES ? w->scales[o + j] : 1.0f);
         for (int64_t i = 0; i < whole; i += STEP) {
             vf first, second;
             read_weights(form, w, o + j, i, &first, &second);
-            store(dense + i, first * scale), store(dense + i + VL, second * scale);
+            store(dense + i, first), store(dense + i + VL, second);
         }
-        for (int64_t i = whole; i < w->inputs; i++) dense[i] = read_weight(form, w, o + j, i) * scale[0];
+        for (int64_t i = whole; i < w->inputs; i++) dense[i] = read_weight(form, w, o + j, i);
     }
+}
+
+// Multiply what `units` of bytes have summed.
+static void scale_columns(const Linear* w, int64_t o, int64_t count, int64_t rows, float* y, int64_t line) {
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t j = o; j < o + count; j++) y[r * line + j] *= w->scales[j];
+}
+
+// Codes of a few outputs become float32 once for all rows; each sum is as it is without.
+INLINE void dense_outputs(const enum Form form, const Linear* w, Range columns, int64_t rows, const float* x,
+                          int64_t x_line, float* y, int64_t line, float* dense) {
+    for (int64_t o = columns.begin; o < columns.end; o += NEAR_OUTPUTS) {
+        int64_t count = columns.end - o < NEAR_OUTPUTS ? columns.end - o : NEAR_OUTPUTS;
+        Linear units = {.form = OUTPUTS_FIRST, .inputs = w->inputs, .outputs = count, .weight = dense};
+        make_dense(form, w, o, count, dense);
+        outputs_first(OUTPUTS_FIRST, &units, (Range){0, count}, rows, x, x_line, y + o, line);
+        if (form == BYTES) scale_columns(w, o, count, rows, y, line);
+    }
+}
+
+static void few_rows(const Linear* w, Range columns, int64_t rows, const float* x, int64_t x_line, float* y,
+                     int64_t line, float* dense) {
+    bool once = rows > TILE_ROWS;
+    if (w->form == INPUTS_FIRST) inputs_first(w, columns, rows, x, x_line, y, line);
+    else if (w->form == OUTPUTS_FIRST) outputs_first(OUTPUTS_FIRST, w, columns, rows, x, x_line, y, line);
+    else if (w->form == BYTES && once) dense_outputs(BYTES, w, columns, rows, x, x_line, y, line, dense);
+    else if (w->form == BYTES) outputs_first(BYTES, w, columns, rows, x, x_line, y, line);
+    else if (once) dense_outputs(NIBBLES, w, columns, rows, x, x_line, y, line, dense);
+    else outputs_first(NIBBLES, w, columns, rows, x, x_line, y, line);
 }
 
 static void many_rows(Sgemm* sgemm, const Linear* w, Range columns, int64_t rows, const float* x, int64_t x_line, float* y,
@@ -183,6 +326,7 @@ static void many_rows(Sgemm* sgemm, const Linear* w, Range columns, int64_t rows
             else make_dense(NIBBLES, w, o, count, dense);
             sgemm(ROW_MAJOR, AS_IT_IS, TRANSPOSED, (int)rows, (int)count, inputs, 1.0f, x, (int)x_line, dense, inputs, 0.0f,
                   y + o, (int)line);
+            if (w->form == BYTES) scale_columns(w, o, count, rows, y, line);
         }
 }
 
@@ -190,13 +334,13 @@ static void many_rows(Sgemm* sgemm, const Linear* w, Range columns, int64_t rows
 static void add_adapter(const Linear* w, Range columns, int64_t rows, const float* x, int64_t x_line, float* y,
                         int64_t line, float* narrow) {
     Linear a = {.form = INPUTS_FIRST, .inputs = w->inputs, .outputs = w->rank, .weight = w->lora_a};
+    int64_t width = columns.end - columns.begin;
     for (int64_t r = 0; r < rows; r += FEW_ROWS) {
         int64_t few = rows - r < FEW_ROWS ? rows - r : FEW_ROWS;
         inputs_first(&a, (Range){0, w->rank}, few, x + r * x_line, x_line, narrow, w->rank);
         for (int64_t k = 0; k < few * w->rank; k++) narrow[k] *= w->lora_scale;
-        for (int64_t k = 0; k < w->rank; k++)
-            add_lines(1, few, columns.end - columns.begin, narrow + k, w->rank, w->lora_b + k * w->outputs + columns.begin,
-                      w->outputs, y + r * line + columns.begin, line);
+        add_product(w->rank, width, few, narrow, w->rank, w->lora_b + columns.begin, w->outputs,
+                    y + r * line + columns.begin, line);
     }
 }
 
@@ -221,7 +365,7 @@ void decode_linear(Team team, Sgemm* sgemm, const Linear* w, int64_t rows, const
     } else {
         for (int64_t r = 0; r < rows; r += FEW_ROWS)
             few_rows(w, columns, rows - r < FEW_ROWS ? rows - r : FEW_ROWS, read + r * read_line, read_line, y + r * line,
-                     line);
+                     line, spare);
     }
     if (w->rank) add_adapter(w, columns, rows, x, x_line, y, line, spare);
     for (int64_t r = 0; r < rows; r++)

@@ -1,0 +1,48 @@
+"""Open the scheduler of a model: which kind of step computes it, and how many key-value blocks there are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from erniekit.export.saved_program import SavedProgram
+from erniekit.inference.decoding.blocks import blocks_of
+from erniekit.inference.decoding.decoder_step import DecoderStep
+from erniekit.inference.decoding.native_step import NativeStep, refusal
+from erniekit.inference.decoding.program_step import ProgramStep
+from erniekit.inference.decoding.scheduler import MAX_RUNNING, Scheduler
+from erniekit.inference.decoding.step import BLOCK_TOKENS, Step
+
+CACHE_BYTES = 4 << 30  # of keys and values on each rank, unless one request of the longest kind needs more
+
+
+def open_scheduler(model: Any, *, max_running: int = MAX_RUNNING) -> Scheduler:
+    """Return a scheduler without requests.
+
+    Args:
+        model: a decoder, a pipeline of its stages, or an exported program.
+        max_running: how many requests are computed side by side.
+    """
+    return Scheduler(open_step(model), block_count(model), max_running=max_running)
+
+
+def block_count(model: Any) -> int:
+    """Return how many key-value blocks a model gets: the same on every rank.
+
+    They hold at least one request of the longest kind. Memory is taken as they are used.
+    """
+    config = model.config
+    width = config.num_key_value_heads * config.head_dim
+    own = getattr(config, "own", {})
+    if "kv_lora_rank" in own:  # the cache has keys and values of all heads, not the latents that they are made of
+        width = config.num_attention_heads * (own["qk_nope_head_dim"] + config.head_dim)
+    if not isinstance(model, SavedProgram):
+        width = width // model.tp.size or 1
+    block_bytes = 2 * 4 * BLOCK_TOKENS * width * config.num_hidden_layers  # in float32, as an upper bound
+    return max(CACHE_BYTES // block_bytes, blocks_of(config.max_position_embeddings))
+
+
+def open_step(model: Any) -> Step:
+    """Return what computes the steps of a model: in one call of our C library where it can."""
+    if isinstance(model, SavedProgram):
+        return ProgramStep(model)
+    return NativeStep(model) if refusal(model) is None else DecoderStep(model)

@@ -1,0 +1,220 @@
+"""Which tokens of which requests each step computes: continuous batching (Yu et al., 2022, Orca) with prompts in chunks
+(Agrawal et al., 2023, arXiv:2308.16369), over key-value blocks.
+
+A step takes the newest token of every answer, then as many tokens of prompts as it has room for. Requests begin in the
+order in which they were submitted. Where blocks run out, the request that began last gives its blocks back and is
+computed again later. Nothing depends on time, so that ranks which submit the same requests compute the same steps.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from erniekit.errors import UserError
+from erniekit.inference.decoding.blocks import BlockTables, blocks_of
+from erniekit.inference.decoding.step import BLOCK_TOKENS, Step, StepBatch
+from erniekit.inference.sampling import Sampling, random_stream, sample_token
+
+MAX_RUNNING = 64  # requests whose answers grow side by side
+STEP_TOKENS = 512  # of all requests in one step; more of a prompt wait for the next one
+
+Finish = Literal["stop", "length"]
+Inputs = Callable[[], Mapping[str, np.ndarray]]
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt to be answered.
+
+    Attributes:
+        prompt: token ids, at least one.
+        sampling: how tokens are chosen, and which ones end the answer; its `max_new_tokens` and `max_length` do not
+            count, but `room`.
+        room: the most tokens of the answer, at least one.
+        stream: the number of the stream of random draws.
+        inputs: reads the further arrays that the prompt needs (`StepBatch.inputs`), when it is computed; None: it needs
+            none.
+    """
+
+    prompt: Sequence[int]
+    sampling: Sampling
+    room: int
+    stream: int = 0
+    inputs: Inputs | None = None
+
+
+class Event(NamedTuple):
+    """What happened to a request in a step.
+
+    Attributes:
+        request: its id.
+        token: the next token of its answer; None where the model chose to stop.
+        finished: why the answer ends here: "stop", by a token that is not part of it, or "length", with its last
+            token; None: it goes on.
+    """
+
+    request: int
+    token: int | None
+    finished: Finish | None
+
+
+@dataclass(eq=False)
+class _Sequence:
+    """A request under way: the first `cached` of its tokens have keys and values in its blocks."""
+
+    id: int
+    request: Request
+    tokens: list[int]
+    generator: np.random.Generator
+    cached: int = 0
+    answered: int = 0
+
+    @property
+    def pending(self) -> int:
+        return len(self.tokens) - self.cached
+
+    @property
+    def needs_inputs(self) -> bool:
+        return self.request.inputs is not None and self.cached == 0
+
+
+class Scheduler:
+    """Answers requests that may arrive and leave between any two steps; for one thread at a time.
+
+    It is for weights that stay as they are; when they have changed, open another one, which costs next to nothing. A
+    step that raises leaves every request as it was; the one at fault can be cancelled.
+
+    Args:
+        step: computes logits and holds the keys and values.
+        blocks: how many blocks it holds.
+        max_running: how many requests are computed side by side.
+        step_tokens: the most tokens of a step, unless one prompt with further inputs has more.
+    """
+
+    def __init__(
+        self, step: Step, blocks: int, *, max_running: int = MAX_RUNNING, step_tokens: int = STEP_TOKENS
+    ) -> None:
+        if not 0 < max_running <= step_tokens:
+            raise ValueError(f"max_running is {max_running}; it must be 1 to step_tokens, {step_tokens}")
+        self._step, self._blocks = step, BlockTables(blocks)
+        self._max_running, self._step_tokens = max_running, step_tokens
+        self._waiting: deque[_Sequence] = deque()
+        self._running: list[_Sequence] = []  # in the order in which they were submitted
+        self._submitted = 0
+
+    @property
+    def unfinished(self) -> int:
+        """The number of requests that are waiting or under way."""
+        return len(self._waiting) + len(self._running)
+
+    def submit(self, request: Request) -> int:
+        """Queue a request; return its id, which counts from 0.
+
+        Raises:
+            UserError: prompt and answer need more blocks than there are.
+        """
+        assert request.prompt and request.room > 0, "a request has a prompt, and room for an answer"
+        longest = len(request.prompt) + request.room - 1  # the last token of an answer is not read
+        if blocks_of(longest) > self._blocks.count:
+            raise UserError(
+                f"a prompt of {len(request.prompt):,} tokens with an answer of up to {request.room:,} does not fit "
+                f"into the {self._blocks.count * BLOCK_TOKENS:,} tokens of memory for keys and values; shorten one"
+            )
+        generator = random_stream(request.sampling, request.stream)
+        self._waiting.append(_Sequence(self._submitted, request, list(request.prompt), generator))
+        self._submitted += 1
+        return self._waiting[-1].id
+
+    def cancel(self, request: int) -> None:
+        """Forget a request, of which no further event comes; nothing happens if it has ended."""
+        self._blocks.release(request)
+        self._running = [sequence for sequence in self._running if sequence.id != request]
+        self._waiting = deque(sequence for sequence in self._waiting if sequence.id != request)
+
+    def step(self) -> list[Event]:
+        """Compute one step; return what it brought, at most one event for each request. Without requests: nothing."""
+        self._make_room()
+        self._admit()
+        chosen = self._choose()
+        if not chosen:
+            return []
+        logits = iter(self._step.logits(self._batch(chosen)))
+        events = []
+        for sequence, count in chosen:
+            sequence.cached += count
+            if sequence.pending == 0:
+                events.append(self._advance(sequence, next(logits)))
+        return events
+
+    def _make_room(self) -> None:
+        """Give every running request the blocks for its newest token, the oldest first."""
+        for sequence in list(self._running):
+            while sequence in self._running and not self._blocks.extend(sequence.id, len(sequence.tokens)):
+                last = self._running.pop()
+                self._blocks.release(last.id)
+                last.cached = 0
+                self._waiting.appendleft(last)
+
+    def _admit(self) -> None:
+        """Begin waiting requests, as long as each that runs could take one more block."""
+        while self._waiting and len(self._running) < self._max_running:
+            first = self._waiting[0]
+            if self._running and blocks_of(len(first.tokens)) + len(self._running) > self._blocks.free:
+                return
+            fits = self._blocks.extend(first.id, len(first.tokens))
+            assert fits, "submit has refused what does not fit alone"
+            self._running.append(self._waiting.popleft())
+
+    def _choose(self) -> list[tuple[_Sequence, int]]:
+        """Return the requests of this step, each with the number of its tokens."""
+        for sequence in self._running:
+            if sequence.needs_inputs:  # its arrays say something about every token of the prompt
+                return [(sequence, len(sequence.request.prompt))]
+        chosen = [(sequence, 1) for sequence in self._running if sequence.pending == 1]
+        budget = self._step_tokens - len(chosen)
+        for sequence in self._running:
+            count = min(sequence.pending, budget)
+            if sequence.pending > 1 and count:
+                chosen.append((sequence, count))
+                budget -= count
+        return chosen
+
+    def _batch(self, chosen: Sequence[tuple[_Sequence, int]]) -> StepBatch:
+        counts = np.array([count for _, count in chosen])
+        starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+        cached = np.array([sequence.cached for sequence, _ in chosen], np.int32)
+        tokens = [token for own, count in chosen for token in own.tokens[own.cached : own.cached + count]]
+        ends = np.array([len(sequence.tokens) for sequence, _ in chosen])
+        first, _ = chosen[0]
+        return StepBatch(
+            token_ids=np.array(tokens, np.int64),
+            positions=np.arange(len(tokens)) + np.repeat(cached - starts[:-1], counts),
+            starts=starts,
+            cached=cached,
+            block_tables=self._blocks.tables([sequence.id for sequence, _ in chosen]),
+            wanted=starts[1:][cached + counts == ends].astype(np.int64) - 1,
+            inputs=first.request.inputs() if first.needs_inputs and first.request.inputs else {},
+        )
+
+    def _advance(self, sequence: _Sequence, logits_V: np.ndarray) -> Event:
+        """Choose the next token of an answer."""
+        request = sequence.request
+        token = sample_token(logits_V, sequence.tokens, request.sampling, sequence.generator)
+        if token in request.sampling.stop_token_ids:
+            self._finish(sequence)
+            return Event(sequence.id, None, "stop")
+        sequence.tokens.append(token)
+        sequence.answered += 1
+        if sequence.answered < request.room:
+            return Event(sequence.id, token, None)
+        self._finish(sequence)
+        return Event(sequence.id, token, "length")
+
+    def _finish(self, sequence: _Sequence) -> None:
+        self._running.remove(sequence)
+        self._blocks.release(sequence.id)

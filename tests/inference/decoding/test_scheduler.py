@@ -1,0 +1,219 @@
+"""Which steps the scheduler asks for, with a model whose next token is known; requests arrive and leave at any time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from erniekit.errors import UserError
+from erniekit.inference.decoding.scheduler import Event, Request, Scheduler
+from erniekit.inference.decoding.step import BLOCK_TOKENS
+from erniekit.inference.sampling import Sampling
+
+VOCABULARY = 97
+STOP = 96
+
+
+def next_token(tokens):
+    """What the model says after some tokens: it depends on each of them and on its place."""
+    return (sum((place + 1) * token for place, token in enumerate(tokens)) * 31 + len(tokens)) % (VOCABULARY - 1)
+
+
+def expected_answer(prompt, room, stop=None):
+    tokens = list(prompt)
+    while len(tokens) < len(prompt) + room:
+        token = next_token(tokens)
+        if token == stop:
+            break
+        tokens.append(token)
+    return tokens[len(prompt) :]
+
+
+class BlockModel:
+    """A step whose cache holds the tokens themselves, so that a wrong block or place gives another answer."""
+
+    def __init__(self, blocks):
+        self.slots = np.full((blocks, BLOCK_TOKENS), -1)
+        self.batches = []
+
+    def logits(self, batch):
+        self.batches.append(batch)
+        rows = np.zeros((len(batch.token_ids), VOCABULARY), np.float32)
+        for number, table in enumerate(batch.block_tables):
+            cached = batch.cached[number]
+            for token in range(batch.starts[number], batch.starts[number + 1]):
+                place = batch.positions[token]
+                assert place == cached + token - batch.starts[number]
+                self.slots[table[place // BLOCK_TOKENS], place % BLOCK_TOKENS] = batch.token_ids[token]
+                seen = self.slots[table[: place // BLOCK_TOKENS + 1]].reshape(-1)[: place + 1]
+                assert (seen >= 0).all()
+                rows[token, next_token(seen.tolist())] = 1.0
+        return rows[batch.wanted]
+
+
+def make(blocks=40, **settings):
+    model = BlockModel(blocks)
+    return Scheduler(model, blocks, **settings), model
+
+
+def request(prompt, room=5, stop=None, **more):
+    return Request(prompt, Sampling(stop_token_ids=() if stop is None else (stop,)), room, **more)
+
+
+def collect(scheduler, answers=None, steps=10_000):
+    answers = {} if answers is None else answers
+    while scheduler.unfinished and steps:
+        steps -= 1
+        for event in scheduler.step():
+            answers.setdefault(event.request, [])
+            if event.token is not None:
+                answers[event.request].append(event.token)
+    return answers
+
+
+def prompts_of(*lengths):
+    rng = np.random.default_rng(3)
+    return [rng.integers(0, VOCABULARY - 1, length).tolist() for length in lengths]
+
+
+def test_every_request_gets_its_own_answer():
+    prompts = prompts_of(1, 16, 17, 3, 70, 15, 40, 2)
+    rooms = [9, 1, 20, 33, 5, 2, 17, 16]
+    scheduler, model = make(max_running=3, step_tokens=24)
+    ids = [scheduler.submit(request(prompt, room)) for prompt, room in zip(prompts, rooms, strict=True)]
+    assert ids == list(range(8)) and scheduler.unfinished == 8
+    answers = collect(scheduler)
+    assert [answers[number] for number in ids] == [
+        expected_answer(prompt, room) for prompt, room in zip(prompts, rooms, strict=True)
+    ]
+    assert max(len(batch.cached) for batch in model.batches) == 3
+    assert max(len(batch.token_ids) for batch in model.batches) <= 24
+    assert scheduler.step() == []
+
+
+def test_events_say_how_an_answer_ends():
+    (prompt,) = prompts_of(6)
+    whole = expected_answer(prompt, 8)
+    scheduler, _ = make()
+    scheduler.submit(request(prompt, 2))
+    stopped = scheduler.submit(request(prompt, 8, stop=whole[3]))
+    events = [event for _ in range(4) for event in scheduler.step()]
+    assert [event for event in events if event.request == 0] == [
+        Event(0, whole[0], None),
+        Event(0, whole[1], "length"),
+    ]
+    end = whole.index(whole[3])
+    assert [event for event in events if event.request == stopped] == [
+        *(Event(stopped, token, None) for token in whole[:end]),
+        Event(stopped, None, "stop"),
+    ]
+    assert scheduler.unfinished == 0
+
+
+def test_answers_grow_while_a_long_prompt_is_read():
+    short, long = prompts_of(3, 100)
+    scheduler, model = make(step_tokens=20, max_running=4)
+    scheduler.submit(request(short, 12))
+    scheduler.step()
+    scheduler.submit(request(long, 4))
+    answers = collect(scheduler)
+    assert answers == {0: expected_answer(short, 12)[1:], 1: expected_answer(long, 4)}
+    shared = [batch for batch in model.batches if len(batch.cached) == 2]
+    assert [np.diff(batch.starts).tolist() for batch in shared[:6]] == [[1, 19]] * 5 + [[1, 5]]
+    assert [len(batch.wanted) for batch in shared[:6]] == [1] * 5 + [2]
+
+
+def test_requests_arrive_and_leave_between_steps():
+    prompts = prompts_of(5, 30, 8, 12)
+    scheduler, _ = make(max_running=2, step_tokens=16)
+    answers = {}
+    for prompt in prompts[:3]:
+        scheduler.submit(request(prompt, 10))
+    for _ in range(4):
+        collect(scheduler, answers, steps=1)
+    scheduler.cancel(1)  # under way
+    scheduler.cancel(2)  # waiting
+    scheduler.cancel(17)  # unknown
+    assert scheduler.unfinished == 1
+    begun = list(answers.get(1, []))
+    late = scheduler.submit(request(prompts[3], 10))
+    collect(scheduler, answers)
+    scheduler.cancel(0)  # has ended
+    assert answers[0] == expected_answer(prompts[0], 10)
+    assert answers[late] == expected_answer(prompts[3], 10)
+    assert answers.get(1, []) == begun and 2 not in answers
+    assert scheduler._blocks.free == scheduler._blocks.count
+
+
+def test_where_blocks_run_out_the_latest_request_is_computed_again():
+    prompts = prompts_of(16, 16, 16)
+    scheduler, model = make(blocks=8)
+    for prompt in prompts:
+        scheduler.submit(request(prompt, 60))
+    answers = collect(scheduler)
+    assert [answers[number] for number in range(3)] == [expected_answer(prompt, 60) for prompt in prompts]
+    again = [batch for batch in model.batches[1:] if (batch.cached == 0).any()]
+    assert again, "three answers of 76 tokens need 15 blocks"
+    assert len(again) < 6, "a request does not begin where it would be stopped at once"
+
+
+def test_sampled_answers_do_not_depend_on_a_second_computation():
+    prompts = prompts_of(16, 16, 16)
+    sampling = Sampling(temperature=8.0, seed=5)
+    found = []
+    for blocks in (8, 40):
+        scheduler, _ = make(blocks=blocks)
+        for number, prompt in enumerate(prompts):
+            scheduler.submit(Request(prompt, sampling, 60, stream=number))
+        found.append(collect(scheduler))
+    assert found[0] == found[1]
+    assert found[0][0] != expected_answer(prompts[0], 60)
+
+
+def test_a_request_that_never_fits_is_refused():
+    scheduler, _ = make(blocks=2)
+    with pytest.raises(UserError, match=r"a prompt of 20 tokens with an answer of up to 14 .* the 32 tokens"):
+        scheduler.submit(request(prompts_of(20)[0], 14))
+    scheduler.submit(request(prompts_of(20)[0], 13))
+    assert len(collect(scheduler)[0]) == 13
+    with pytest.raises(ValueError, match="max_running is 9"):
+        make(max_running=9, step_tokens=8)
+
+
+def test_further_inputs_are_read_when_their_prompt_is_computed_alone_and_whole():
+    prompts = prompts_of(5, 40, 7)
+    read = []
+
+    def inputs():
+        read.append(len(model.batches))
+        return {"states": np.arange(40)}
+
+    scheduler, model = make(blocks=7, step_tokens=16, max_running=2)
+    scheduler.submit(request(prompts[0], 70))
+    scheduler.submit(request(prompts[1], 40, inputs=inputs))
+    scheduler.submit(request(prompts[2], 4))
+    answers = collect(scheduler)
+    assert [answers[number] for number in range(3)] == [
+        expected_answer(prompt, room) for prompt, room in zip(prompts, (70, 40, 4), strict=True)
+    ]
+    with_inputs = [number for number, batch in enumerate(model.batches) if batch.inputs]
+    assert with_inputs == read and len(read) == 2, "it was computed again, too"
+    for number in with_inputs:
+        assert np.diff(model.batches[number].starts).tolist() == [40]
+
+
+def test_a_step_that_fails_leaves_requests_as_they_were():
+    prompts = prompts_of(5, 6)
+    scheduler, _ = make()
+    scheduler.submit(request(prompts[0], 4))
+    collect(scheduler, steps=1)
+
+    def unreadable():
+        raise UserError("no sound")
+
+    broken = scheduler.submit(request(prompts[1], 4, inputs=unreadable))
+    for _ in range(2):
+        with pytest.raises(UserError, match="no sound"):
+            scheduler.step()
+    scheduler.cancel(broken)
+    assert collect(scheduler)[0] == expected_answer(prompts[0], 4)[1:]
