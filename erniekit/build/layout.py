@@ -179,7 +179,7 @@ def _compute_formats(config: Config) -> Formats:
     sixteen_bits = precision.bf16 or precision.fp16
     if device == "cpu" or other_device(device) or not (sixteen_bits or device.startswith("gpu")):
         native = config.acceleration.cpu_kernels != PADDLE and bool(processor_paths())
-        return replace(FLOAT32_ON_CPU, native_attention=native)
+        return replace(FLOAT32_ON_CPU, native_kernels=native)
     formats = replace(FLOAT32_ON_CPU, on_cpu=False)
     if sixteen_bits:
         formats = BFLOAT16_O2 if precision.fp16_opt_level == "O2" else BFLOAT16_O1

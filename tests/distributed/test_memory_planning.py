@@ -221,12 +221,12 @@ def test_the_estimate_is_near_what_paddle_counts(case, kernels):
         fused_head=fused,
         dense_mask=dense,
         adapters=replace(ADAPTERS, dropout=dropout) if lora else None,
-        formats=Formats(native_attention=kernels == "auto" and library.kernels().path != library.PADDLE),
+        formats=Formats(native_kernels=kernels == "auto" and library.kernels().path != library.PADDLE),
     )  # fmt: skip
     estimate = training_memory(tiny_config(**shape), work)
     print(f"measured {measured / 1e6:,.0f} MB, estimated {tensor_bytes(estimate) / 1e6:,.0f} MB: {estimate}")
     expected = tensor_bytes(estimate)
-    if documents == 1 and not dense and not again and not work.formats.native_attention:
+    if documents == 1 and not dense and not again and not work.formats.native_kernels:
         expected -= 4 * memory.KEPT_SCORES * SHAPE["num_hidden_layers"]
     assert expected == pytest.approx(measured, rel=0.12)
 

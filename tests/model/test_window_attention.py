@@ -34,16 +34,29 @@ def with_gradients(function) -> list[np.ndarray]:
     return [out.numpy(), *(x.grad.numpy() for x in inputs)]
 
 
+@pytest.fixture
+def paddle_operators(monkeypatch):
+    monkeypatch.setattr(window_attention, "has_native_attention", lambda *_: False)
+
+
 @pytest.mark.parametrize("saved", [4 << 20, 0])
 @pytest.mark.parametrize("at_once", [1 << 20, 2 * LENGTH**2, 4 * LENGTH**2, 50])
-def test_parts_and_tiles_give_the_values_and_gradients_of_the_formula(saved, at_once, monkeypatch):
+def test_parts_and_tiles_give_the_values_and_gradients_of_the_formula(saved, at_once, monkeypatch, paddle_operators):
     monkeypatch.setattr(window_attention, "MAX_SAVED_SCORES", saved)
     monkeypatch.setattr(window_attention, "MAX_SCORES", at_once)
     for found, expected in zip(with_gradients(WindowAttention(SEEN).attend), with_gradients(plain), strict=True):
         np.testing.assert_allclose(found, expected, atol=2e-6)
 
 
-def test_inputs_without_gradients_get_none():
+def test_the_kernel_gives_the_values_and_gradients_of_the_formula():
+    for found, expected in zip(with_gradients(WindowAttention(SEEN).attend), with_gradients(plain), strict=True):
+        np.testing.assert_allclose(found, expected, atol=2e-6)
+
+
+@pytest.mark.parametrize("kernel", [True, False])
+def test_inputs_without_gradients_get_none(kernel, request):
+    if not kernel:
+        request.getfixturevalue("paddle_operators")
     q, k, v = (random(seed) for seed in range(3))
     q.stop_gradient = True
     WindowAttention(SEEN).attend(q, k, v).sum().backward()

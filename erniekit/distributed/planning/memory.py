@@ -45,8 +45,8 @@ class Formats:
         master: of the optimizer's float32 master copies of 16-bit weights; 0: there are none.
         moments: of both moments of AdamW together.
         on_cpu: the host memory of the process counts; otherwise FlashMask's kernel runs.
-        native_attention: on a CPU our kernel computes attention, which keeps no scores; otherwise Paddle's operators
-            do, in blocks of scores.
+        native_kernels: on a CPU our kernels compute, which keep no attention scores and need fewer temporary values;
+            otherwise Paddle's operators do, attention in blocks of scores.
     """
 
     weights: int = 4
@@ -55,7 +55,11 @@ class Formats:
     master: int = 0
     moments: int = 8
     on_cpu: bool = True
-    native_attention: bool = True
+    native_kernels: bool = True
+
+    @property
+    def has_native_kernels(self) -> bool:
+        return self.on_cpu and self.native_kernels
 
 
 FLOAT32_ON_CPU = Formats()
@@ -233,7 +237,9 @@ class _LayerActivations:
         ]
         saved = sum(saved_per_layer) - sum(recomputed)
         # Outside of layers: the input, the output or the final norm, and the rotary tables.
-        saved += 3 * hidden + 2 * work.tokens * (self.queries + self.keys)
+        saved += 3 * hidden
+        if not work.formats.has_native_kernels:  # whose tables have the channels of one head
+            saved += 2 * work.tokens * (self.queries + self.keys)
         in_flight = chunks_in_flight(topology, pp_stage, work.accumulation) / topology.virtual_pipeline
         working = max(recomputed, default=0) + max((self.working(is_moe) for is_moe in moe), default=0)
         return int(saved * in_flight) + self.masks(), working
@@ -278,19 +284,20 @@ class _LayerActivations:
         attention = 2 * work.tokens * (model.hidden_size + self.queries + 2 * self.keys)
         if work.dense_mask:
             attention += self._saved_scores()  # the gradient of the scores
-        elif work.formats.on_cpu and work.formats.native_attention:  # copies by tiles, and dK, dV of every query head
+        elif work.formats.has_native_kernels:  # copies by tiles, and dK, dV of every query head
             attention += work.tokens * (3 * self.keys + 2 * self.queries)
         elif work.formats.on_cpu:  # one block of scores, their probabilities and their gradient
             attention += 3 * model.num_attention_heads // self.topology.tensor * min(TILE, self.longest) * self.longest
         if moe:
             return max(attention, (2 * self._routed() + 2 * work.tokens) * model.hidden_size)
-        return max(attention, 5 * work.tokens * self._per_tp_rank(model.intermediate_size))
+        inner = work.tokens * self._per_tp_rank(model.intermediate_size)
+        return max(attention, 5 * inner // 2 if work.formats.has_native_kernels else 5 * inner)
 
     def masks(self) -> int:
         """Return an upper bound for the causal masks of the longest document, one per tile length; all layers share
         them."""
         formats = self.work.formats
-        if not formats.on_cpu or formats.native_attention or self.work.dense_mask:
+        if not formats.on_cpu or formats.native_kernels or self.work.dense_mask:
             return 0
         group = self.model.num_attention_heads // self.model.num_key_value_heads
         return group * min(TILE, self.longest) * self.longest
@@ -302,7 +309,7 @@ class _LayerActivations:
             return heads * tokens * self.work.max_seq_len
         if not self.work.formats.on_cpu:
             return 0
-        if self.work.formats.native_attention:
+        if self.work.formats.has_native_kernels:
             return heads * tokens  # the logarithms of their sums
         scores = heads * tokens * min(self.longest, (self.longest + TILE) // 2)
         return min(scores, KEPT_SCORES)  # a row of shorter documents has that many
@@ -358,7 +365,7 @@ def _encoder_values(model: ModelConfig, work: Workload, topology: Topology, pp_s
         topology,
         trained=trained & {AUDIO, ALIGNER},
         recompute=work.recompute,
-        kept_scores=KEPT_SCORES if work.formats.on_cpu else 0,
+        kept_scores=KEPT_SCORES if work.formats.on_cpu and not work.formats.native_kernels else 0,
     )
     return saved * chunks_in_flight(topology, pp_stage, work.accumulation) // topology.virtual_pipeline, working
 

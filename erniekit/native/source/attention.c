@@ -3,25 +3,23 @@
 // arXiv:2410.01359).
 //
 // Tokens of all batch rows are numbered in one sequence and cut into tiles, none of which crosses the border of a
-// segment; queries see keys of their own segment only (`plan_columns` in model/attention_plan.py). A tile holds at most
+// segment; queries see keys of their own segment only (model/column_plan.py). A tile holds at most
 // TILE tokens and is padded to TILE with masked keys, so that no loop over keys has a tail. Heads are padded to whole
 // vectors (`width`) in buffers of our own.
 //
 // Scores are in powers of two: queries carry scale * log2(e), and e^x is computed as 2^x.
-#include <stdlib.h>
-
 #if defined(__AVX512F__)
 #include <immintrin.h>
 #endif
 
 #include "simd.h"
 
-#define TILE 48             // tokens of a tile; attention_plan.COLUMN_TILE is the same number
+#define TILE 48             // tokens of a tile; column_plan.COLUMN_TILE is the same number
 #define ROWS (VL / 2)       // a register tile of a product: ROWS x at most 3 vectors
-#define STRIPS (TILE / ROWS)  // of the queries of a tile
+#define STRIPS (TILE / ROWS) // of the queries of a tile
 #define LANES (TILE / VL)   // vectors of the keys of a tile
 #define CHUNK 4             // tiles of queries of backward that share a tile of keys in the cache
-#define MAX_WIDTH 256
+#define MAX_WIDTH 256       // native_attention.LARGEST_HEAD
 #define HIDDEN -1e30f       // the score of a masked key, and
 #define LOWEST -1e29f       // the least peak of a query: finite, so that no difference is NaN, and 2^(HIDDEN - LOWEST) is 0
 #define SLACK 8.0f          // how far scores may exceed the peak that probabilities are relative to
