@@ -114,8 +114,8 @@ def main() -> None:
     options = parser.parse_args()
     torch = options.environments / "torch/bin/python"
     lines = [
-        f"Prompts of {options.length} tokens, answers of {options.new}, {options.threads} threads; tokens a second after "
-        "the prompts, and of the prompts.",
+        f"Prompts of {options.length} tokens, answers of {options.new}, {options.threads} threads; tokens a second "
+        "after the prompts, and of the prompts.",
         "",
         "| model | prompts | side | answers, tokens/s | times transformers | prompts, tokens/s | peak, MB |",
         "|---|---:|---|---:|---:|---:|---:|",
