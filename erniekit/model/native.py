@@ -34,6 +34,11 @@ def computes(*tensors: paddle.Tensor) -> bool:
     return all(tensor.dtype == paddle.float32 and tensor.is_contiguous() for tensor in tensors)
 
 
+def contiguous(x: paddle.Tensor) -> paddle.Tensor:
+    """Return x, or where its memory has gaps a copy without."""
+    return x if x.is_contiguous() else x.contiguous()
+
+
 def kernel(name: str, arguments: str, *tensors: paddle.Tensor) -> Any:
     """Return the native kernel that is to read or write these tensors; None where Paddle's operators have to run.
 
