@@ -82,22 +82,22 @@ INLINE vf shuffle(vf a, vf b, vi which) {  // value k is value which[k] of a fol
 #endif
 }
 
-// Transpose VL x VL values: in each step the halves of two rows change places.
-INLINE void transpose(vf* rows) {
-#pragma GCC unroll 4
-    for (int width = VL / 2; width > 0; width /= 2) {
-        vi low, high;
-        for (int i = 0; i < VL; i++) {
-            low[i] = i & width ? VL + i - width : i;
-            high[i] = i & width ? VL + i : i + width;
-        }
-#pragma GCC unroll 16
-        for (int i = 0; i < VL; i++)
-            if (!(i & width)) {
-                vf upper = rows[i], lower = rows[i + width];
-                rows[i] = shuffle(upper, lower, low);
-                rows[i + width] = shuffle(upper, lower, high);
-            }
+// One of log2(VL) steps that together transpose VL vectors: a perfect shuffle of all their values.
+INLINE void shuffle_rows(const vf in[VL], vf out[VL]) {
+    vi low, high;
+    for (int k = 0; k < VL; k++) low[k] = k / 2 + k % 2 * VL, high[k] = low[k] + VL / 2;
+    for (int r = 0; r < VL / 2; r++) {
+        out[2 * r] = shuffle(in[r], in[r + VL / 2], low);
+        out[2 * r + 1] = shuffle(in[r], in[r + VL / 2], high);
+    }
+}
+
+INLINE void transpose(vf rows[VL]) {  // VL x VL values
+    vf other[VL];
+    for (int width = 1; width < VL; width *= 4) {
+        shuffle_rows(rows, other);
+        if (2 * width < VL) shuffle_rows(other, rows);
+        else memcpy(rows, other, sizeof other);
     }
 }
 
