@@ -94,8 +94,7 @@ class _RMSNormFunction(PyLayer):
         ctx.trains_weight = not weight.stop_gradient  # a tensor restored by recomputation has lost the flag
         if (kernel := native.kernel("rms_norm", "llppfpp", rows, weight)) is not None:
             y, inverse_rms = paddle.empty(x.shape, x.dtype), paddle.empty([rows.shape[0], 1], x.dtype)
-            pointers = y.data_ptr(), inverse_rms.data_ptr()
-            kernel(*rows.shape, rows.data_ptr(), weight.data_ptr(), epsilon, *pointers)
+            kernel(*rows.shape, *native.pointers(rows, weight), epsilon, *native.pointers(y, inverse_rms))
             ctx.save_for_backward(rows, weight, inverse_rms)
             return y
         # A tensor, because Paddle's optimisation of saved programs drops the addition of a number below 1e-5.
@@ -107,13 +106,11 @@ class _RMSNormFunction(PyLayer):
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
         rows, weight, inverse_rms = ctx.saved_tensor()
         grad_rows = grad.reshape(rows.shape)
-        if (
-            kernel := native.kernel("rms_norm_backward", "lllpppppp", rows, weight, inverse_rms, grad_rows)
-        ) is not None:
+        kernel = native.kernel("rms_norm_backward", "lllpppppp", rows, weight, inverse_rms, grad_rows)
+        if kernel is not None:
             blocks, partial = weight_gradient_parts(rows.shape[0], weight if ctx.trains_weight else None)
             grad_x = paddle.empty(grad.shape, grad.dtype)
-            inputs = (tensor.data_ptr() for tensor in (rows, weight, inverse_rms, grad_rows))
-            kernel(*rows.shape, blocks, *inputs, grad_x.data_ptr(), None if partial is None else partial.data_ptr())
+            kernel(*rows.shape, blocks, *native.pointers(rows, weight, inverse_rms, grad_rows, grad_x, partial))
             return grad_x, None if partial is None else partial[0]
         grad_weight = None
         if ctx.trains_weight:

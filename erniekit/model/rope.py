@@ -78,7 +78,7 @@ class _NormRotary(PyLayer):
     @staticmethod
     def forward(ctx, x, weight, epsilon, tables):  # type: ignore[no-untyped-def]
         y, inverse_rms = paddle.empty(x.shape, x.dtype), paddle.empty(x.shape[:2], x.dtype)
-        x_and_weight, rest = _pointers(x, weight), _pointers(tables.cos, tables.sin, y, inverse_rms)
+        x_and_weight, rest = native.pointers(x, weight), native.pointers(tables.cos, tables.sin, y, inverse_rms)
         native.kernel(*NORM_KERNEL)(*x.shape, tables.interleaved, *x_and_weight, epsilon, *rest)
         ctx.tables, ctx.trains_weight = tables, not weight.stop_gradient
         ctx.save_for_backward(x, weight, inverse_rms)
@@ -89,14 +89,10 @@ class _NormRotary(PyLayer):
         x, weight, inverse_rms = ctx.saved_tensor()
         blocks, partial = weight_gradient_parts(x.shape[0], weight if ctx.trains_weight else None)
         grad, grad_x = grad.contiguous(), paddle.empty(x.shape, x.dtype)
-        pointers = _pointers(x, weight, inverse_rms, ctx.tables.cos, ctx.tables.sin, grad, grad_x, partial)
+        pointers = native.pointers(x, weight, inverse_rms, ctx.tables.cos, ctx.tables.sin, grad, grad_x, partial)
         kernel = native.kernel("norm_rotary_backward", "llllipppppppp")
         kernel(*x.shape, blocks, ctx.tables.interleaved, *pointers)
         return grad_x, None if partial is None else partial[0]
-
-
-def _pointers(*tensors: paddle.Tensor | None) -> list[int | None]:
-    return [None if tensor is None else tensor.data_ptr() for tensor in tensors]
 
 
 class _ApplyRotary(PyLayer):
@@ -138,7 +134,7 @@ def _native_turn(x_TND: paddle.Tensor, tables: RotaryTables, direction: float) -
     if (kernel := native.kernel(*KERNEL, x_TND, tables.cos, tables.sin)) is None:
         return None
     y = paddle.empty(x_TND.shape, x_TND.dtype)
-    kernel(*x_TND.shape, tables.interleaved, direction, *_pointers(x_TND, tables.cos, tables.sin, y))
+    kernel(*x_TND.shape, tables.interleaved, direction, *native.pointers(x_TND, tables.cos, tables.sin, y))
     return y
 
 
