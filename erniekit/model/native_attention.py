@@ -66,8 +66,7 @@ class _NativeAttention(PyLayer):
         forward = native.kernel("attention_forward", _FORWARD, q, k, v)
         width, key_heads = _width(q), k.shape[2]
         workspace = _workspace(columns, key_heads * (q.shape[3] + width))
-        inputs = [x.data_ptr() for x in (q, k, v, workspace)]
-        forward(*_plan_arguments(q, k, columns), *drop, *inputs, out.data_ptr(), lse.data_ptr())
+        forward(*_plan_arguments(q, k, columns), *drop, *native.pointers(q, k, v, workspace, out, lse))
         ctx.save_for_backward(q, k, v, out, lse)
         return out
 
@@ -79,10 +78,9 @@ class _NativeAttention(PyLayer):
         (heads, size), key_heads, width = q.shape[2:], k.shape[2], _width(q)
         workspace = _workspace(columns, 2 * key_heads * size + (key_heads + 2 * heads) * width)
         gradients = [paddle.empty_like(x) for x in (q, k, v)]
-        inputs = [x.data_ptr() for x in (q, k, v, workspace, out, lse, grad_out)]
+        inputs = native.pointers(q, k, v, workspace, out, lse, grad_out)
         segments = (len(columns.segments), columns.segments.ctypes.data)
-        outputs = [x.data_ptr() for x in gradients]
-        backward(*_plan_arguments(q, k, columns), *ctx.drop, *inputs, *segments, *outputs)
+        backward(*_plan_arguments(q, k, columns), *ctx.drop, *inputs, *segments, *native.pointers(*gradients))
         return filter_gradients(gradients, ctx.needs_input_grad)
 
 

@@ -125,8 +125,8 @@ class _NativeRMSNorm(PyLayer):
         ctx.trains_weight = not weight.stop_gradient
         rows = native.contiguous(x).reshape([-1, x.shape[-1]])
         y, inverse_rms = paddle.empty(x.shape, x.dtype), paddle.empty([rows.shape[0], 1], x.dtype)
-        pointers = y.data_ptr(), inverse_rms.data_ptr()
-        native.kernel(*KERNEL)(*rows.shape, rows.data_ptr(), weight.data_ptr(), epsilon, *pointers)
+        inputs, outputs = native.pointers(rows, weight), native.pointers(y, inverse_rms)
+        native.kernel(*KERNEL)(*rows.shape, *inputs, epsilon, *outputs)
         ctx.save_for_backward(rows, weight, inverse_rms)
         return y
 
@@ -136,9 +136,8 @@ class _NativeRMSNorm(PyLayer):
         grad_rows = native.contiguous(grad).reshape(rows.shape)
         blocks, partial = weight_gradient_parts(rows.shape[0], weight if ctx.trains_weight else None)
         grad_x = paddle.empty(grad.shape, grad.dtype)
-        inputs = (tensor.data_ptr() for tensor in (rows, weight, inverse_rms, grad_rows))
         kernel = native.kernel("rms_norm_backward", "lllpppppp")
-        kernel(*rows.shape, blocks, *inputs, grad_x.data_ptr(), None if partial is None else partial.data_ptr())
+        kernel(*rows.shape, blocks, *native.pointers(rows, weight, inverse_rms, grad_rows, grad_x, partial))
         return grad_x, None if partial is None else partial[0]
 
 

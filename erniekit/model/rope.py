@@ -80,7 +80,7 @@ class _NormRotary(PyLayer):
     @staticmethod
     def forward(ctx, x, weight, epsilon, tables):  # type: ignore[no-untyped-def]
         y, inverse_rms = paddle.empty(x.shape, x.dtype), paddle.empty(x.shape[:2], x.dtype)
-        x_and_weight, rest = _pointers(x, weight), _pointers(tables.cos, tables.sin, y, inverse_rms)
+        x_and_weight, rest = native.pointers(x, weight), native.pointers(tables.cos, tables.sin, y, inverse_rms)
         native.kernel(*NORM_KERNEL)(*x.shape, tables.interleaved, *x_and_weight, epsilon, *rest)
         ctx.tables, ctx.trains_weight = tables, not weight.stop_gradient
         ctx.save_for_backward(x, weight, inverse_rms)
@@ -91,14 +91,10 @@ class _NormRotary(PyLayer):
         x, weight, inverse_rms = ctx.saved_tensor()
         blocks, partial = weight_gradient_parts(x.shape[0], weight if ctx.trains_weight else None)
         grad, grad_x = grad.contiguous(), paddle.empty(x.shape, x.dtype)
-        pointers = _pointers(x, weight, inverse_rms, ctx.tables.cos, ctx.tables.sin, grad, grad_x, partial)
+        pointers = native.pointers(x, weight, inverse_rms, ctx.tables.cos, ctx.tables.sin, grad, grad_x, partial)
         kernel = native.kernel("norm_rotary_backward", "llllipppppppp")
         kernel(*x.shape, blocks, ctx.tables.interleaved, *pointers)
         return grad_x, None if partial is None else partial[0]
-
-
-def _pointers(*tensors: paddle.Tensor | None) -> list[int | None]:
-    return [None if tensor is None else tensor.data_ptr() for tensor in tensors]
 
 
 class _ApplyRotary(PyLayer):
@@ -148,7 +144,7 @@ def _turned(x_TND: paddle.Tensor, tables: RotaryTables, direction: float) -> pad
     if tables.cos.shape != [x.shape[0], 1, x.shape[2]]:
         raise ValueError(f"the tables are {tables.cos.shape}, and x is {x.shape}")
     y = paddle.empty(x.shape, x.dtype)
-    native.kernel(*KERNEL)(*x.shape, tables.interleaved, direction, *_pointers(x, tables.cos, tables.sin, y))
+    native.kernel(*KERNEL)(*x.shape, tables.interleaved, direction, *native.pointers(x, tables.cos, tables.sin, y))
     return _as(y, x_TND.dtype)
 
 
