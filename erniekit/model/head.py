@@ -10,20 +10,18 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import paddle
-import paddle.nn.functional as F
 from paddle.autograd import PyLayer
 
-from erniekit.model import bf16, native
+from erniekit.model import bf16
 from erniekit.model.autograd import filter_gradients, needs_grad
+from erniekit.model.cross_entropy import logits_gradient, row_losses
 from erniekit.model.decoder import Decoder, Head
 from erniekit.model.new_rows import NewRows, add_rows_gradient, hidden_gradient, logits_of
 from erniekit.model.norm import expand_like
 from erniekit.model.products import scale_in_place
-from erniekit.model.tensor_parallel import TensorParallel
 
 IGNORE_INDEX = -100
 NO_NEW_ROWS = (None, 0, 0, 0)
-KERNEL = ("cross_entropy", "llpppppp")
 CHUNK_LOGITS = 4 << 20  # logits of a chunk of the fused head, numbers (16 MiB); more for very large vocabularies
 
 
@@ -56,7 +54,7 @@ def token_loss(
     Args:
         hidden_BSH: the last hidden states.
         labels_BS: int64, already shifted: position i has the token it should predict.
-            fused: compute head, loss and gradient chunk by chunk, so that the full logits never exist; positions
+        fused: compute head, loss and gradient chunk by chunk, so that the full logits never exist; positions
             without a label are left out.
         sparse: leave out positions without a label before the head.
     """
@@ -95,7 +93,7 @@ def token_log_probabilities(
     Args:
         hidden_BSH: the last hidden states.
         labels_BS: int64, already shifted: position i has the token it should predict.
-            fused: compute chunk by chunk, so that the full logits never exist; they are recomputed in the backward
+        fused: compute chunk by chunk, so that the full logits never exist; they are recomputed in the backward
             pass, because only then the gradient of each token is known.
         sparse: leave out positions without a label before the head.
     """
@@ -154,7 +152,7 @@ class _CrossEntropy(PyLayer):
         has_target = labels != IGNORE_INDEX
         targets = paddle.where(has_target, labels, paddle.zeros_like(labels))
         weights = has_target.astype(logits.dtype)
-        losses, is_correct, grad_logits = _row_losses(logits, targets, tp, weights)
+        losses, is_correct, grad_logits = row_losses(logits, targets, tp, weights)
         ctx.save_for_backward(grad_logits)
         correct_count = (is_correct & has_target).sum()
         ctx.mark_non_differentiable(correct_count)
@@ -187,7 +185,7 @@ class _FusedHeadLoss(PyLayer):
         for start in range(0, hidden.shape[0], chunk):
             rows, targets = hidden[start : start + chunk], labels[start : start + chunk]
             logits = logits_of(rows, projection, new_rows)
-            losses, is_correct, grad_logits = _row_losses(logits, targets, tp, in_place=True, gradient=needs_gradient)
+            losses, is_correct, grad_logits = row_losses(logits, targets, tp, in_place=True, gradient=needs_gradient)
             loss_sum = loss_sum + losses.sum()
             correct_count = correct_count + is_correct.sum()
             if for_hidden:
@@ -216,7 +214,7 @@ class _LogProbabilities(PyLayer):
 
     @staticmethod
     def forward(ctx, logits, targets, tp):  # type: ignore[no-untyped-def]
-        losses, is_correct, grad_losses = _row_losses(logits, targets, tp)
+        losses, is_correct, grad_losses = row_losses(logits, targets, tp)
         ctx.save_for_backward(grad_losses)
         ctx.mark_non_differentiable(is_correct)
         return -losses, is_correct
@@ -244,7 +242,7 @@ class _FusedLogProbabilities(PyLayer):
         log_probabilities, is_correct = [], []
         for rows in _chunks(hidden, projection):
             logits = logits_of(hidden[rows], projection, new_rows)
-            losses, correct, _ = _row_losses(logits, targets[rows], tp, in_place=True, gradient=False)
+            losses, correct, _ = row_losses(logits, targets[rows], tp, in_place=True, gradient=False)
             log_probabilities.append(-losses)
             is_correct.append(correct)
         correct_T = paddle.concat(is_correct)
@@ -261,7 +259,7 @@ class _FusedLogProbabilities(PyLayer):
         grad_rows = [paddle.zeros_like(each) for each in values]
         for rows in _chunks(hidden, projection):
             logits = logits_of(hidden[rows], projection, new_rows)
-            grad_logits = _grad_logits(logits, targets[rows], -grad[rows], ctx.tp)
+            grad_logits = logits_gradient(logits, targets[rows], -grad[rows], ctx.tp)
             if for_hidden:
                 grad_hidden.append(hidden_gradient(grad_logits, projection, new_rows))
             if for_projection:
@@ -284,141 +282,3 @@ def _chunks(hidden_TH: paddle.Tensor, projection_VH: paddle.Tensor) -> Iterator[
     chunk = chunk_rows(*projection_VH.shape)
     for start in range(0, hidden_TH.shape[0], chunk):
         yield slice(start, start + chunk)
-
-
-def _row_losses(
-    logits_TV: paddle.Tensor,
-    targets_T: paddle.Tensor,
-    tp: TensorParallel,
-    weights_T: paddle.Tensor | None = None,
-    *,
-    in_place: bool = False,
-    gradient: bool = True,
-) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor | None]:
-    """Return per row -log softmax(logits)[target], whether the target's logit is the largest, and the gradient of the
-    sum of weights * losses by the logits.
-
-    The loss is peak - logit + log(sum of exp(logit - peak)), which is exact for any logits; in Paddle's operators the
-    last term is -log P[peak], and the largest probability is at least 1 / V, so its logarithm is safe.
-
-    Args:
-        weights_T: None: all are 1.
-        in_place: the gradient, or what leads to the losses, may take the place of the logits.
-        gradient: whether to compute it; None is returned if not.
-    """
-    if tp.size == 1 and (found := _native_row_losses(logits_TV, targets_T, weights_T, in_place, gradient)) is not None:
-        return found
-    if tp.size > 1:
-        losses, is_correct, probabilities_TV = _vocab_parallel_row_losses(logits_TV, targets_T, tp)
-    else:
-        best = logits_TV.argmax(-1)
-        margins = _pick(logits_TV, best) - _pick(logits_TV, targets_T)
-        probabilities_TV = (F.softmax_ if in_place else F.softmax)(logits_TV)
-        losses, is_correct = margins - paddle.log(_pick(probabilities_TV, best)), best == targets_T
-    grad_TV = _subtract_one_hot(probabilities_TV, targets_T, weights_T, tp) if gradient else None
-    return losses, is_correct, grad_TV
-
-
-def _native_row_losses(
-    logits_TV: paddle.Tensor,
-    targets_T: paddle.Tensor,
-    weights_T: paddle.Tensor | None,
-    in_place: bool,
-    gradient: bool,
-) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor | None] | None:
-    """Compute `_row_losses` in one pass over each row; None where no native kernel runs."""
-    kernel = native.kernel(*KERNEL, logits_TV, *([] if weights_T is None else [weights_T]))
-    if kernel is None or targets_T.dtype != paddle.int64:
-        return None
-    targets_T = targets_T.contiguous()
-    losses, is_correct = paddle.empty(targets_T.shape, logits_TV.dtype), paddle.empty(targets_T.shape, "bool")
-    grad_TV = (logits_TV if in_place else paddle.empty_like(logits_TV)) if gradient else None
-    pointers = (_pointer(tensor) for tensor in (logits_TV, targets_T, weights_T, losses, is_correct, grad_TV))
-    kernel(*logits_TV.shape, *pointers)
-    return losses, is_correct, grad_TV
-
-
-def _grad_logits(
-    logits_TV: paddle.Tensor, targets_T: paddle.Tensor, weights_T: paddle.Tensor, tp: TensorParallel
-) -> paddle.Tensor:
-    """Return weights (P - E), the gradient of the rows' losses, in the place of the logits."""
-    if tp.size == 1 and targets_T.dtype == paddle.int64:
-        targets_T, weights_T = targets_T.contiguous(), weights_T.contiguous()
-        if (kernel := native.kernel(*KERNEL, logits_TV, weights_T)) is not None:
-            pointers = (_pointer(tensor) for tensor in (logits_TV, targets_T, weights_T, None, None, logits_TV))
-            kernel(*logits_TV.shape, *pointers)
-            return logits_TV
-    probabilities_TV = F.softmax_(logits_TV) if tp.size == 1 else _vocab_parallel_softmax(logits_TV, tp)[0]
-    return _subtract_one_hot(probabilities_TV, targets_T, weights_T, tp)
-
-
-def _pointer(tensor: paddle.Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
-
-
-def _vocab_parallel_row_losses(
-    logits_TV: paddle.Tensor, targets_T: paddle.Tensor, tp: TensorParallel
-) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
-    """Compute `_row_losses` from this rank's columns of the logits; among equal largest logits the first counts, as in
-    argmax."""
-    width = logits_TV.shape[1]
-    columns_T, is_local_T = _local_columns(targets_T, width, tp)
-    at_target_T = tp.sum(_zero_nonlocal(_pick(logits_TV, columns_T), is_local_T))
-    best_T = logits_TV.argmax(-1)
-    local_peak_T = _pick(logits_TV, best_T)
-    probabilities_TV, peak_T, total_T = _vocab_parallel_softmax(logits_TV, tp)
-    elsewhere = paddle.full_like(best_T, width * tp.size)
-    first_T = tp.minimum(paddle.where(local_peak_T == peak_T, best_T + tp.rank * width, elsewhere))
-    return peak_T - at_target_T + paddle.log(total_T), first_T == targets_T, probabilities_TV
-
-
-def _vocab_parallel_softmax(
-    logits_TV: paddle.Tensor, tp: TensorParallel
-) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
-    """Return this rank's columns of the softmax, and per row the largest logit m and the sum of exp(logit - m)."""
-    peak_T = tp.maximum(logits_TV.max(-1))
-    powers_TV = paddle.exp(logits_TV - peak_T.unsqueeze(1))
-    total_T = tp.sum(powers_TV.sum(-1))
-    return powers_TV / total_T.unsqueeze(1), peak_T, total_T
-
-
-def _local_columns(
-    targets_T: paddle.Tensor, width: int, tp: TensorParallel
-) -> tuple[paddle.Tensor, paddle.Tensor | None]:
-    """Return the targets as columns of this rank's vocabulary shard, and which of them are in it (None: all)."""
-    if tp.size == 1:
-        return targets_T, None
-    columns_T = targets_T - tp.rank * width
-    is_local_T = (columns_T >= 0) & (columns_T < width)
-    return paddle.where(is_local_T, columns_T, paddle.zeros_like(columns_T)), is_local_T
-
-
-def _zero_nonlocal(values: paddle.Tensor, is_local_T: paddle.Tensor | None) -> paddle.Tensor:
-    """Return `values` with the rows set to 0 whose targets are on other ranks."""
-    if is_local_T is None:
-        return values
-    shape = [is_local_T.shape[0], *[1] * (values.ndim - 1)]
-    return values * is_local_T.astype(values.dtype).reshape(shape)
-
-
-def _subtract_one_hot(
-    probabilities_TV: paddle.Tensor, targets_T: paddle.Tensor, weights_T: paddle.Tensor | None, tp: TensorParallel
-) -> paddle.Tensor:
-    """Return weights (P - E), E with 1 at the targets that are in this rank's shard, in the place of P."""
-    columns_T, is_local_T = _local_columns(targets_T, probabilities_TV.shape[1], tp)
-    if weights_T is None:
-        weights_T = paddle.ones(targets_T.shape, probabilities_TV.dtype)
-    else:
-        probabilities_TV.multiply_(expand_like(weights_T.unsqueeze(1), probabilities_TV))
-    flat = probabilities_TV.reshape([-1])
-    flat.index_add_(_flat_positions(columns_T, probabilities_TV.shape[1]), 0, _zero_nonlocal(-weights_T, is_local_T))
-    return flat.reshape(probabilities_TV.shape)
-
-
-def _pick(rows_TV: paddle.Tensor, columns_T: paddle.Tensor) -> paddle.Tensor:
-    """Return rows[t, columns[t]] for every t."""
-    return paddle.gather(rows_TV.reshape([-1]), _flat_positions(columns_T, rows_TV.shape[1]))
-
-
-def _flat_positions(columns_T: paddle.Tensor, width: int) -> paddle.Tensor:
-    return paddle.arange(columns_T.shape[0]) * width + columns_T

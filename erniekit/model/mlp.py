@@ -66,7 +66,7 @@ def clamped_swiglu(gate: paddle.Tensor, up: paddle.Tensor) -> paddle.Tensor:
 
 def _native(name: str, gate: paddle.Tensor, up: paddle.Tensor) -> paddle.Tensor | None:
     """Compute the activation of this name with kernels of our own; None where Paddle's operators have to run."""
-    if gate.shape != up.shape or native.kernel(f"{name}_forward", "lppp", gate, up) is None:
+    if native.kernel(f"{name}_forward", "lppp", gate, up) is None or gate.shape != up.shape:
         return None
     return apply(_NativeActivation, gate, up, name)
 
@@ -80,7 +80,7 @@ class _NativeActivation(PyLayer):
         ctx.name, ctx.needs_input_grad = name, needs_grad(gate, up)
         joined = paddle.empty_like(gate)
         compute = native.kernel(f"{name}_forward", "lppp", gate, up)
-        compute(gate.size, gate.data_ptr(), up.data_ptr(), joined.data_ptr())
+        compute(gate.size, *native.pointers(gate, up, joined))
         return joined
 
     @staticmethod
@@ -88,7 +88,7 @@ class _NativeActivation(PyLayer):
         tensors = (*ctx.saved_tensor(), grad.contiguous())
         gradients = [paddle.empty_like(grad), paddle.empty_like(grad)]
         compute = native.kernel(f"{ctx.name}_backward", "lppppp", *tensors)
-        compute(grad.size, *(tensor.data_ptr() for tensor in (*tensors, *gradients)))
+        compute(grad.size, *native.pointers(*tensors, *gradients))
         return filter_gradients(gradients, ctx.needs_input_grad)
 
 

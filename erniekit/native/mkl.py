@@ -1,12 +1,13 @@
-"""Products in float32 by the MKL of Paddle's wheel, for what no operator of Paddle does: adding to a matrix."""
+"""Products in float32 by the MKL of Paddle's wheel, for what no operator of Paddle does: adding to a matrix, and the
+products inside of a step of decoding."""
 
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 from functools import cache
-from pathlib import Path
 from typing import Any
+
+from erniekit.native.openmp import paddle_libraries
 
 ROW_MAJOR, AS_IT_IS, TRANSPOSED = 101, 111, 112  # as in cblas.h
 
@@ -14,16 +15,20 @@ ROW_MAJOR, AS_IT_IS, TRANSPOSED = 101, 111, 112  # as in cblas.h
 @cache
 def sgemm() -> Any:
     """Return `cblas_sgemm`, which takes pointers as ints; None in a build of Paddle without MKL."""
-    spec = importlib.util.find_spec("paddle")
-    file = Path(spec.origin or "").parent / "libs" / "libmklml_intel.so" if spec else None
-    if file is None or not file.is_file():
+    folder = paddle_libraries()
+    if folder is None or not (folder / "libmklml_intel.so").is_file():
         return None
-    function = ctypes.CDLL(str(file)).cblas_sgemm
+    function = ctypes.CDLL(str(folder / "libmklml_intel.so")).cblas_sgemm
     sizes: list[Any] = [ctypes.c_int] * 6
     factor: Any = ctypes.c_float
     matrix: list[Any] = [ctypes.c_void_p, ctypes.c_int]
     function.argtypes, function.restype = [*sizes, factor, *matrix, *matrix, factor, *matrix], None
     return function
+
+
+def sgemm_address() -> int | None:
+    """Return the address of `cblas_sgemm`, for C; None in a build of Paddle without MKL."""
+    return None if sgemm() is None else ctypes.cast(sgemm(), ctypes.c_void_p).value
 
 
 def add_product(rows: int, columns: int, inner: int, a: int, b: int, total: int) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from erniekit.model.mlp import MLP
 from erniekit.model.norm import RMSNorm
 from erniekit.model.quantization.packed import PackedWeight
 from erniekit.native import library
+from erniekit.native.mkl import sgemm_address
 
 MAX_HEAD = 512  # channels of a head (`decode.h`)
 SLAB_BYTES = 16 << 20  # blocks are allocated together, about so many bytes of them
@@ -241,7 +241,7 @@ class NativeStep:
                 outputs=config.vocab_size,
                 weight=self._keep(decoder.head.projection),
             ),
-            sgemm=_sgemm(),
+            sgemm=sgemm_address(),
         )
 
     def _layer(self, layer: DecoderLayer) -> _Layer:
@@ -307,9 +307,3 @@ class NativeStep:
 
 def _address(structure: Any) -> int:
     return ctypes.addressof(structure)
-
-
-def _sgemm() -> int | None:
-    """Return the address of MKL's `cblas_sgemm`; None in a build of Paddle without it."""
-    file = Path(paddle.__file__).parent / "libs" / "libmklml_intel.so"
-    return ctypes.cast(ctypes.CDLL(str(file)).cblas_sgemm, ctypes.c_void_p).value if file.is_file() else None

@@ -274,9 +274,8 @@ def _over_routes(
     """Call a kernel of `native/source/rows.c` with its two float32 inputs."""
     first, second = None if first is None else first.contiguous(), second.contiguous()
     out = paddle.empty(shape, second.dtype)
-    pointers = (None if first is None else first.data_ptr(), second.data_ptr(), out.data_ptr())
     kernel = native.kernel(name, ROUTES, second)
-    kernel(*row_of_TK.shape, second.shape[1], row_of_TK.ctypes.data, *pointers)
+    kernel(*row_of_TK.shape, second.shape[1], row_of_TK.ctypes.data, *native.pointers(first, second, out))
     return out
 
 

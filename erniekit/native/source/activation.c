@@ -1,24 +1,14 @@
 // What joins gate and up in a gated feed-forward network (Shazeer, 2020, arXiv:2002.05202), and its gradients:
 // elementwise functions of gate, up and the gradient of their joint output, all of n values.
-#include <omp.h>
-
-#include "simd.h"
-
-#define SMALL 16384  // values below which waking other threads takes longer than the work
-
-typedef struct { int64_t begin, end; } Range;
+#include "activation.h"
+#include "threads.h"
 
 typedef struct { vf gate, up; } Gradients;
 
 typedef vf (*Forward)(vf gate, vf up);
 typedef Gradients (*Backward)(vf gate, vf up, vf grad);
 
-// The values of the calling thread, a multiple of VL but for the last thread.
-static Range share(int64_t n) {
-    int64_t vectors = (n + VL - 1) / VL, threads = omp_get_num_threads(), own = omp_get_thread_num();
-    int64_t end = vectors * (own + 1) / threads * VL;
-    return (Range){vectors * own / threads * VL, end < n ? end : n};
-}
+static Range share(int64_t n) { return share_of(omp_get_thread_num(), omp_get_num_threads(), n, VL); }
 
 INLINE void join(Range r, const float* gate, const float* up, float* y, Forward function) {
     int64_t i = r.begin;
@@ -42,21 +32,12 @@ INLINE void differentiate(Range r, const float* gate, const float* up, const flo
     store_part(up_grad + i, d.up, rest);
 }
 
-// silu(gate) up, with s = sigmoid(gate) and silu(gate) = gate s
-INLINE vf swiglu(vf gate, vf up) { return gate * sigmoid(gate) * up; }
-
-// d silu = s + silu (1 - s)
+// With s = sigmoid(gate) and silu(gate) = gate s: d silu = s + silu (1 - s)
 INLINE Gradients swiglu_gradients(vf gate, vf up, vf grad) {
     vf s = sigmoid(gate), silu = gate * s;
     return (Gradients){(s + silu * (splat(1.0f) - s)) * up * grad, grad * silu};
 }
 
-// gelu(gate) up with the tanh approximation (Hendrycks and Gimpel, 2016, arXiv:1606.08415):
-// gate (1 + tanh z) / 2 = gate sigmoid(2 z), z = sqrt(2 / pi) (gate + 0.044715 gate^3)
-#define TWICE_ROOT 1.5957691216f
-#define CUBIC 0.044715f
-INLINE vf tanh_gate(vf gate) { return sigmoid(splat(TWICE_ROOT) * gate * (splat(1.0f) + splat(CUBIC) * gate * gate)); }
-INLINE vf geglu(vf gate, vf up) { return gate * tanh_gate(gate) * up; }
 INLINE Gradients geglu_gradients(vf gate, vf up, vf grad) {
     vf s = tanh_gate(gate), gelu = gate * s;
     vf slope = splat(TWICE_ROOT) * (splat(1.0f) + splat(3.0f * CUBIC) * gate * gate);

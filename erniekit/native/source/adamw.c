@@ -1,8 +1,5 @@
 // The update of weights by AdamW (Loshchilov and Hutter, 2019, arXiv:1711.05101), in one pass over memory.
-#include <math.h>
-#include <stdint.h>
-
-#define SMALL 16384  // values below which waking other threads takes longer than the work
+#include "simd.h"
 
 // Update n weights and their moments m and v with their gradients, where beta^t is the power of a beta:
 // w <- (1 - rate decay) w - rate sqrt(1 - beta2^t) / (1 - beta1^t) m / (sqrt(v) + epsilon sqrt(1 - beta2^t)).

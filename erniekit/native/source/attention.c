@@ -220,25 +220,6 @@ static void copy_rows(const Attention* a, Tile t, const float* x, int64_t heads,
     }
 }
 
-// Transpose VL x VL values: in each step the halves of two rows change places.
-INLINE void transpose(vf* rows) {
-#pragma GCC unroll 4
-    for (int width = VL / 2; width > 0; width /= 2) {
-        vi low, high;
-        for (int i = 0; i < VL; i++) {
-            low[i] = i & width ? VL + i - width : i;
-            high[i] = i & width ? VL + i : i + width;
-        }
-#pragma GCC unroll 16
-        for (int i = 0; i < VL; i++)
-            if (!(i & width)) {
-                vf upper = rows[i], lower = rows[i + width];
-                rows[i] = __builtin_shuffle(upper, lower, low);
-                rows[i + width] = __builtin_shuffle(upper, lower, high);
-            }
-    }
-}
-
 // The same, transposed: [size, TILE].
 static void copy_columns(const Attention* a, Tile t, const float* x, int64_t heads, int64_t head, float* columns) {
     const float* from = x + (t.first * heads + head) * a->size;
@@ -395,14 +376,8 @@ static void load_queries(const Attention* a, int64_t tile, int64_t head, const f
     memset(x->dq, 0, sizeof(float) * TILE * a->width);
     for (int i = 0; i < TILE; i++) {
         x->lse[i] = i < t.tokens ? lse[head * tokens + t.first + i] : 0.0f;
-        vf sum = splat(0.0f);
-        if (i < t.tokens) {
-            const float* o = out + ((t.first + i) * a->heads + head) * a->size;
-            int64_t d = 0;
-            for (; d + VL <= a->size; d += VL) sum += load(o + d) * load(x->grad_out + i * a->width + d);
-            if (d < a->size) sum += load_part(o + d, a->size - d, 0.0f) * load(x->grad_out + i * a->width + d);
-        }
-        x->row_sums[i] = sum_of(sum);
+        const float* o = out + ((t.first + i) * a->heads + head) * a->size;
+        x->row_sums[i] = i < t.tokens ? dot(a->size, o, x->grad_out + i * a->width) : 0.0f;
     }
 }
 

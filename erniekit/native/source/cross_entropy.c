@@ -30,12 +30,6 @@ INLINE float sum_of_powers(int64_t n, const float* x, float peak, float* powers)
     return sum_of((sums[0] + sums[1]) + (sums[2] + sums[3]));
 }
 
-static void scale(int64_t n, float* x, float factor) {
-    int64_t i = 0;
-    for (; i + VL <= n; i += VL) store(x + i, load(x + i) * splat(factor));
-    for (; i < n; i++) x[i] *= factor;
-}
-
 static int is_first(int64_t column, const float* x) {  // of those that equal x[column]
     for (int64_t i = 0; i < column; i++)
         if (x[i] == x[column]) return 0;
@@ -60,7 +54,7 @@ void cross_entropy(int64_t rows, int64_t vocabulary, const float* logits, const 
         if (losses) losses[row] = peak - at_target + logf(total);
         if (!out) continue;
         float weight = weights ? weights[row] : 1.0f;
-        scale(vocabulary, out, weight / total);
+        multiply_by(vocabulary, weight / total, out);
         if (valid) out[target] -= weight;
     }
 }

@@ -1,13 +1,11 @@
 // One step of a plain decoder over key-value blocks, from token ids to logits, in one parallel region.
 // Shapes: T tokens, H hidden size, N query heads, K key heads, D head size, I inner size.
-#include "decode.h"
-
 #include <immintrin.h>
 #include <sched.h>
 
-int omp_get_thread_num(void);
-int omp_get_num_threads(void);
-int omp_get_max_threads(void);
+#include "activation.h"
+#include "decode.h"
+#include "norm.h"
 
 #define SPINS 4000  // before a waiting thread lets others have its core
 
@@ -68,21 +66,9 @@ static int64_t place(const Decoder* d, int64_t tokens, int64_t threads, float* m
     return used + work->spare_size * threads;
 }
 
-// y = weight x / sqrt(mean(x^2) + epsilon); y may be x
-static void rms_norm(const float* weight, float epsilon, int64_t size, const float* x, float* y) {
-    vf squares = splat(0);
-    int64_t i = 0;
-    for (; i + VL <= size; i += VL) squares += load(x + i) * load(x + i);
-    float sum = sum_of(squares);
-    for (; i < size; i++) sum += x[i] * x[i];
-    float inverse = 1.0f / sqrtf(sum / (float)size + epsilon);
-    for (i = 0; i + VL <= size; i += VL) store(y + i, load(x + i) * splat(inverse) * load(weight + i));
-    for (; i < size; i++) y[i] = x[i] * inverse * weight[i];
-}
-
 static void norm_rows(const float* weight, const Decoder* d, Range tokens, const float* x, float* y) {
     for (int64_t t = tokens.begin; t < tokens.end; t++) {
-        if (weight) rms_norm(weight, d->epsilon, d->hidden, x + t * d->hidden, y + t * d->hidden);
+        if (weight) norm_row(d->hidden, x + t * d->hidden, weight, d->epsilon, y + t * d->hidden);
         else if (x != y) memcpy(y + t * d->hidden, x + t * d->hidden, sizeof(float) * d->hidden);
     }
 }
@@ -130,13 +116,13 @@ static void finish_heads(const Decoder* d, int64_t number, const Batch* batch, R
     for (int64_t t = tokens.begin; t < tokens.end; t++) {
         float* row = work->qkv + t * line;
         if (layer->query_norm && d->norm_whole) {
-            rms_norm(layer->query_norm, d->epsilon, queries, row, row);
-            rms_norm(layer->key_norm, d->epsilon, keys, row + queries, row + queries);
+            norm_row(queries, row, layer->query_norm, d->epsilon, row);
+            norm_row(keys, row + queries, layer->key_norm, d->epsilon, row + queries);
         }
         for (int64_t head = 0; head < d->heads + d->key_heads; head++) {
             float* own = row + head * size;
             if (layer->query_norm && !d->norm_whole)
-                rms_norm(head < d->heads ? layer->query_norm : layer->key_norm, d->epsilon, size, own, own);
+                norm_row(size, own, head < d->heads ? layer->query_norm : layer->key_norm, d->epsilon, own);
             if (layer->rope >= 0) {
                 int64_t table = (t * d->rope_count + layer->rope) * (size / 2);
                 rotate(d, own, work->cosines + table, work->sines + table);
@@ -162,9 +148,7 @@ static void activate(const Decoder* d, Range channels, int64_t tokens, float* ga
             int rest = channels.end - i < VL ? (int)(channels.end - i) : VL;
             vf g = rest == VL ? load(gate + i) : load_part(gate + i, rest, 0);
             vf u = rest == VL ? load(up + i) : load_part(up + i, rest, 0);
-            // gelu(g) by tanh(a) = 2 sigmoid(2 a) - 1 (Hendrycks and Gimpel, 2016, arXiv:1606.08415)
-            vf inside = d->activation == SWIGLU ? g : splat(1.5957691216f) * (g + splat(0.044715f) * g * g * g);
-            vf y = g * sigmoid(inside) * u;
+            vf y = d->activation == SWIGLU ? swiglu(g, u) : geglu(g, u);
             if (rest == VL) store(gate + i, y);
             else store_part(gate + i, y, rest);
         }
@@ -210,7 +194,7 @@ static void run(Team team, const Decoder* d, const Batch* batch, const Work* wor
     decode_meet(team);
     Range rows = share(team, batch->wanted_count, 1);
     for (int64_t r = rows.begin; r < rows.end; r++)
-        rms_norm(d->norm, d->epsilon, d->hidden, work->x + batch->wanted[r] * d->hidden, work->normed + r * d->hidden);
+        norm_row(d->hidden, work->x + batch->wanted[r] * d->hidden, d->norm, d->epsilon, work->normed + r * d->hidden);
     decode_meet(team);
     decode_linear(team, d->sgemm, &d->head, batch->wanted_count, work->normed, d->hidden, logits, d->vocabulary,
                   work->spare + team.me * work->spare_size);

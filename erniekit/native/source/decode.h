@@ -2,6 +2,7 @@
 #pragma once
 #include <stdatomic.h>
 #include "simd.h"
+#include "threads.h"
 
 #define BLOCK_TOKENS 16  // of a key-value block, as in inference/decoding/step.py
 #define FEW_ROWS 64      // products of more rows go to MKL, which is no faster below
@@ -75,17 +76,9 @@ typedef struct {
     int me, all;
     Meeting* meeting;
 } Team;
-typedef struct {
-    int64_t begin, end;
-} Range;
 
 void decode_meet(Team team);
-// This thread's share of `count` things, in multiples of `unit`.
-INLINE Range share(Team team, int64_t count, int64_t unit) {
-    int64_t units = (count + unit - 1) / unit, begin = units * team.me / team.all * unit;
-    int64_t end = units * (team.me + 1) / team.all * unit;
-    return (Range){begin < count ? begin : count, end < count ? end : count};
-}
+INLINE Range share(Team team, int64_t count, int64_t unit) { return share_of(team.me, team.all, count, unit); }
 INLINE int64_t padded_head(int64_t head_dim) { return (head_dim + BLOCK_TOKENS - 1) / BLOCK_TOKENS * BLOCK_TOKENS; }
 // The numbers of the keys of a block in one layer; so many are its values.
 INLINE int64_t block_keys(const Decoder* d) { return d->key_heads * padded_head(d->head_dim) * BLOCK_TOKENS; }

@@ -2,20 +2,9 @@
 #pragma once
 #include "simd.h"
 
-static inline float mean_square(int64_t size, const float* x) {
-    vf sums[4] = {{0}};
-    float tail = 0.0f;
-    int64_t i = 0;
-    for (; i + 4 * VL <= size; i += 4 * VL)
-        for (int j = 0; j < 4; j++) sums[j] += load(x + i + j * VL) * load(x + i + j * VL);
-    for (; i + VL <= size; i += VL) sums[0] += load(x + i) * load(x + i);
-    for (; i < size; i++) tail += x[i] * x[i];
-    return (sum_of((sums[0] + sums[1]) + (sums[2] + sums[3])) + tail) / (float)size;
-}
-
 // Return r.
 INLINE float norm_row(int64_t size, const float* x, const float* weight, float epsilon, float* y) {
-    float r = 1.0f / sqrtf(mean_square(size, x) + epsilon);
+    float r = 1.0f / sqrtf(dot(size, x, x) / (float)size + epsilon);
     int64_t i = 0;
     for (; i + VL <= size; i += VL) store(y + i, load(x + i) * splat(r) * load(weight + i));
     for (; i < size; i++) y[i] = x[i] * r * weight[i];

@@ -186,18 +186,14 @@ INLINE vf sums_of(const vf sums[VL]) {
     vf level[VL];
 #pragma GCC unroll 16
     for (int i = 0; i < VL; i++) level[i] = sums[i];
-#if defined(__clang__)
-    for (int i = 0; i < VL; i++) level[0][i] = sum_of(sums[i]);
-#else
 #pragma GCC unroll 4
     for (int width = VL / 2, number = 0; width > 0; width /= 2, number++)
 #pragma GCC unroll 8
         for (int i = 0; i < width; i++) {
             vf a = level[2 * i], b = level[2 * i + 1];
             vi first = FIRST_LANES[number];
-            level[i] = __builtin_shuffle(a, b, first) + __builtin_shuffle(a, b, first + width);
+            level[i] = shuffle(a, b, first) + shuffle(a, b, first + width);
         }
-#endif
     return level[0];
 }
 

@@ -37,14 +37,6 @@ void sum_rows(int64_t tokens, int64_t each, int64_t size, const int64_t* row_of,
 void row_products(int64_t tokens, int64_t each, int64_t size, const int64_t* row_of, const float* x, const float* rows,
                   float* products) {
 #pragma omp parallel for schedule(static)
-    for (int64_t route = 0; route < tokens * each; route++) {
-        const float *a = x + route / each * size, *b = rows + row_of[route] * size;
-        vf sums[2] = {{0}};
-        float tail = 0.0f;
-        int64_t i = 0;
-        for (; i + 2 * VL <= size; i += 2 * VL)
-            for (int j = 0; j < 2; j++) sums[j] += load(a + i + j * VL) * load(b + i + j * VL);
-        for (; i < size; i++) tail += a[i] * b[i];
-        products[route] = sum_of(sums[0] + sums[1]) + tail;
-    }
+    for (int64_t route = 0; route < tokens * each; route++)
+        products[route] = dot(size, x + route / each * size, rows + row_of[route] * size);
 }

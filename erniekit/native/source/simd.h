@@ -14,6 +14,8 @@
 typedef float vf __attribute__((vector_size(4 * VL)));
 typedef int32_t vi __attribute__((vector_size(4 * VL)));
 
+#define SMALL 16384  // values below which waking other threads takes longer than the work
+
 #define INLINE static inline __attribute__((always_inline, unused))
 
 INLINE vf splat(float x) { return x - (vf){0}; }
@@ -68,6 +70,52 @@ INLINE vf exponential(vf x) {
     vi power = (as_int(shifted) - as_int(magic)) << 23;
     vf y = choose(tiny, splat(0.0f), as_float(as_int(p) + power));
     return choose(x == x, y, x);
+}
+
+INLINE vf shuffle(vf a, vf b, vi which) {  // value k is value which[k] of a followed by b
+#ifdef __clang__
+    vf mixed;
+    for (int k = 0; k < VL; k++) mixed[k] = which[k] < VL ? a[which[k]] : b[which[k] - VL];
+    return mixed;
+#else
+    return __builtin_shuffle(a, b, which);
+#endif
+}
+
+// One of log2(VL) steps that together transpose VL vectors: a perfect shuffle of all their values.
+INLINE void shuffle_rows(const vf in[VL], vf out[VL]) {
+    vi low, high;
+    for (int k = 0; k < VL; k++) low[k] = k / 2 + k % 2 * VL, high[k] = low[k] + VL / 2;
+    for (int r = 0; r < VL / 2; r++) {
+        out[2 * r] = shuffle(in[r], in[r + VL / 2], low);
+        out[2 * r + 1] = shuffle(in[r], in[r + VL / 2], high);
+    }
+}
+
+INLINE void transpose(vf rows[VL]) {  // VL x VL values
+    vf other[VL];
+    for (int width = 1; width < VL; width *= 4) {
+        shuffle_rows(rows, other);
+        if (2 * width < VL) shuffle_rows(other, rows);
+        else memcpy(rows, other, sizeof other);
+    }
+}
+
+INLINE float dot(int64_t size, const float* a, const float* b) {
+    vf sums[4] = {{0}};
+    float tail = 0.0f;
+    int64_t i = 0;
+    for (; i + 4 * VL <= size; i += 4 * VL)
+        for (int j = 0; j < 4; j++) sums[j] += load(a + i + j * VL) * load(b + i + j * VL);
+    for (; i + VL <= size; i += VL) sums[0] += load(a + i) * load(b + i);
+    for (; i < size; i++) tail += a[i] * b[i];
+    return sum_of((sums[0] + sums[1]) + (sums[2] + sums[3])) + tail;
+}
+
+INLINE void multiply_by(int64_t size, float factor, float* x) {
+    int64_t i = 0;
+    for (; i + VL <= size; i += VL) store(x + i, load(x + i) * splat(factor));
+    for (; i < size; i++) x[i] *= factor;
 }
 
 INLINE vf sigmoid(vf x) { return splat(1.0f) / (splat(1.0f) + exponential(-x)); }

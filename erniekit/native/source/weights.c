@@ -39,35 +39,6 @@ INLINE float value_at(int type, const char* value) {
 
 INLINE vi not_finite(vf x) { return (as_int(x) & 0x7f800000) == 0x7f800000; }
 
-INLINE vf shuffle(vf a, vf b, vi which) {  // value k is value which[k] of a followed by b
-#ifdef __clang__
-    vf mixed;
-    for (int k = 0; k < VL; k++) mixed[k] = which[k] < VL ? a[which[k]] : b[which[k] - VL];
-    return mixed;
-#else
-    return __builtin_shuffle(a, b, which);
-#endif
-}
-
-// One step of log2(VL) that transpose VL vectors together: a perfect shuffle of all their values.
-INLINE void shuffle_rows(const vf in[VL], vf out[VL]) {
-    vi low, high;
-    for (int k = 0; k < VL; k++) low[k] = k / 2 + k % 2 * VL, high[k] = low[k] + VL / 2;
-    for (int r = 0; r < VL / 2; r++) {
-        out[2 * r] = shuffle(in[r], in[r + VL / 2], low);
-        out[2 * r + 1] = shuffle(in[r], in[r + VL / 2], high);
-    }
-}
-
-INLINE void transpose_tile(vf tile[VL]) {
-    vf other[VL];
-    for (int width = 1; width < VL; width *= 4) {
-        shuffle_rows(tile, other);
-        if (2 * width < VL) shuffle_rows(other, tile);
-        else memcpy(tile, other, sizeof other);
-    }
-}
-
 // out[column, row] of `rows` rows at `values`; `stride` between the rows of out
 INLINE vi place_transposed(int type, int64_t rows, int64_t columns, const char* values, float* out, int64_t stride) {
     vi bad = {0};
@@ -80,7 +51,7 @@ INLINE vi place_transposed(int type, int64_t rows, int64_t columns, const char* 
                 tile[k] = values_at(type, values + (r + k) * bytes + c * size);
                 bad |= not_finite(tile[k]);
             }
-            transpose_tile(tile);
+            transpose(tile);
             for (int k = 0; k < VL; k++) store(out + (c + k) * stride + r, tile[k]);
         }
     for (int64_t r = 0; r < rows; r++)
