@@ -118,6 +118,7 @@ class ChatModel:
         quantization = base or quantization
         config = ModelConfig.from_folder(folder, (*ignored_keys, *ignored_config_keys(run)))
         decoder = build_model(config, weights, adapters=adapters, seed=seed, quantization=quantization)
+        decoder.eval()  # once, and not in every step
         audio = audio_inputs(config)
         request = DEFAULT_REQUEST if audio is None else trained_request(adapters or folder)
         if asr_prompt is not None:

@@ -74,7 +74,16 @@ def make_request(
     Args:
         stream: the number of its stream of random draws.
         inputs: reads the arrays of its recordings; None: it has none.
+
+    Raises:
+        UserError: the model has no such token.
     """
+    size = decoder.config.vocab_size
+    if max(prompt) >= size:
+        raise UserError(
+            f"a prompt has the token {max(prompt):,}, and the model's vocabulary has {size:,}: the tokenizer beside it "
+            "is of another model"
+        )
     room = min(sampling.max_new_tokens, length_limit(decoder, sampling.max_length) - len(prompt))
     return Request(prompt, sampling, room, stream, inputs)
 

@@ -93,6 +93,14 @@ def test_the_models_length_is_the_limit():
             generate(decoder, [[1], prompt], Sampling())
 
 
+def test_a_token_that_the_model_does_not_have_is_told(decoder):
+    assert len(generate(decoder, [[1, 52]], Sampling(max_new_tokens=2))[0]) == 2
+    with pytest.raises(UserError, match="has the token 53, and the model's vocabulary has 53"):
+        generate(decoder, [[1, 2], [1, 53]], Sampling())
+    with pytest.raises(UserError, match="tokenizer beside it is of another model"):
+        list(stream(decoder, [53], Sampling()))
+
+
 @pytest.mark.parametrize("kernels", ["auto", "paddle"])
 def test_a_model_whose_numbers_overflow_is_told(kernels):
     library.use(kernels)

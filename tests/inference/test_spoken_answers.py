@@ -26,7 +26,7 @@ SPOKEN = Speech(dialogue_template="spoken")
 def model(request, tmp_path, monkeypatch):
     """A model that says `said` to the prompts that it gets, which `asked` keeps."""
     tokenizer = load_tokenizer(write_unit_tokenizer(tmp_path / "model", request.param, special=True))
-    decoder = SimpleNamespace(config=SimpleNamespace(max_position_embeddings=4096))
+    decoder = SimpleNamespace(config=SimpleNamespace(max_position_embeddings=4096, vocab_size=1 << 20))
     made = ChatModel(decoder, tokenizer, chat_template(tokenizer, speech=SPOKEN), speech=SPOKEN)
     asked, said = [], []
 

@@ -32,16 +32,20 @@ class KeyValueBlocks:
 
     Those of a layer are [K * count, BLOCK_TOKENS * D], where the blocks of a key head lie next to each other: so a
     sequence's keys are gathered as [K, L, D], as products want them, in whole blocks.
+
+    Args:
+        limit: there will be no more blocks.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
         self.count = 0  # of blocks
         self._layers: dict[tuple[int, str], paddle.Tensor] = {}
 
     def grow(self, count: int) -> None:
         """Have memory for at least so many blocks."""
         if count > self.count:
-            self.count = max(count, 2 * self.count)
+            self.count = max(count, min(2 * self.count, self._limit))
 
     def write(
         self, layer: int, kind: str, slots: paddle.Tensor, new_KTD: paddle.Tensor, begun: paddle.Tensor | None

@@ -17,10 +17,14 @@ from erniekit.model.bf16 import float32_products
 
 
 class DecoderStep:
-    """Computes steps with a decoder, or with a pipeline of its stages; all ranks compute the same steps together."""
+    """Computes steps with a decoder, or with a pipeline of its stages; all ranks compute the same steps together.
 
-    def __init__(self, decoder: Any) -> None:
-        self._decoder, self._blocks = decoder, KeyValueBlocks()
+    Args:
+        blocks: the most key-value blocks that are given out.
+    """
+
+    def __init__(self, decoder: Any, blocks: int) -> None:
+        self._decoder, self._blocks = decoder, KeyValueBlocks(blocks)
 
     def logits(self, batch: StepBatch) -> np.ndarray:
         """See `Step`. Dropout is off, and products on a CPU are in float32; the decoder's mode stays as it is."""

@@ -23,7 +23,8 @@ def open_scheduler(model: Any, *, max_running: int = MAX_RUNNING) -> Scheduler:
         max_running: how many requests are computed side by side.
     """
     step_tokens = max(STEP_TOKENS, max_running)
-    return Scheduler(open_step(model), block_count(model), max_running=max_running, step_tokens=step_tokens)
+    blocks = block_count(model)
+    return Scheduler(open_step(model, blocks), blocks, max_running=max_running, step_tokens=step_tokens)
 
 
 def block_count(model: Any) -> int:
@@ -42,8 +43,8 @@ def block_count(model: Any) -> int:
     return max(CACHE_BYTES // block_bytes, blocks_of(config.max_position_embeddings))
 
 
-def open_step(model: Any) -> Step:
-    """Return what computes the steps of a model: in one call of our C library where it can."""
+def open_step(model: Any, blocks: int) -> Step:
+    """Return what computes the steps of a model over so many blocks: in one call of our C library where it can."""
     if isinstance(model, SavedProgram):
-        return ProgramStep(model)
-    return NativeStep(model) if refusal(model) is None else DecoderStep(model)
+        return ProgramStep(model, blocks)
+    return NativeStep(model) if refusal(model) is None else DecoderStep(model, blocks)

@@ -9,10 +9,14 @@ from erniekit.inference.decoding.step import BLOCK_TOKENS, StepBatch
 
 
 class ProgramStep:
-    """Computes steps with a program. Keys and values are in blocks between two steps, and side by side within one."""
+    """Computes steps with a program. Keys and values are in blocks between two steps, and side by side within one.
 
-    def __init__(self, program: SavedProgram) -> None:
-        self._program = program
+    Args:
+        blocks: the most key-value blocks that are given out.
+    """
+
+    def __init__(self, program: SavedProgram, blocks: int) -> None:
+        self._program, self._limit = program, blocks
         of = program.config
         self._shape = (of.num_key_value_heads, BLOCK_TOKENS, of.head_dim)
         self._blocks = [np.zeros((0, *self._shape), np.float32) for _ in range(2 * of.num_hidden_layers)]
@@ -54,5 +58,5 @@ class ProgramStep:
     def _grow(self, count: int) -> None:
         held = len(self._blocks[0])
         if count > held:
-            more = np.zeros((max(count, 2 * held) - held, *self._shape), np.float32)
+            more = np.zeros((max(count, min(2 * held, self._limit)) - held, *self._shape), np.float32)
             self._blocks = [np.concatenate([stored, more]) for stored in self._blocks]

@@ -32,7 +32,7 @@ class Sequences:
     """Sequences that grow step by step, in blocks that lie anywhere."""
 
     def __init__(self, decoder, texts):
-        self.step, self.texts = DecoderStep(decoder), texts
+        self.step, self.texts = DecoderStep(decoder, 64), texts
         self.cached = [0] * len(texts)
         self.blocks = BlockTables(64)
         for filler in range(3):  # so that block numbers are neither 0 nor in order
@@ -124,7 +124,7 @@ def test_a_step_may_want_no_logits_and_keeps_the_mode():
     (text,) = texts_of(20)
     blocks = BlockTables(4)
     blocks.extend(0, 20)
-    step = DecoderStep(decoder)
+    step = DecoderStep(decoder, 4)
     first = StepBatch(
         np.array(text[:12]), np.arange(12), np.array([0, 12], np.int32), np.zeros(1, np.int32), blocks.tables([0]),
         np.zeros(0, np.int64),
@@ -194,7 +194,7 @@ def test_answers_do_not_change_where_prompts_go_in_chunks_and_memory_is_short():
             tokens.append(int(logits_of(decoder, tokens)[-1].argmax()))
         expected.append(tokens[len(prompt) :])
     for blocks, settings in ((9, {"step_tokens": 10, "max_running": 3}), (64, {"step_tokens": 64, "max_running": 4})):
-        scheduler = Scheduler(DecoderStep(decoder), blocks, **settings)
+        scheduler = Scheduler(DecoderStep(decoder, blocks), blocks, **settings)
         for prompt in prompts:
             scheduler.submit(Request(prompt, Sampling(), 12))
         answers = {number: [] for number in range(4)}
@@ -223,12 +223,22 @@ def test_any_number_of_requests_may_run_side_by_side():
 
 def test_memory_is_taken_as_it_is_used():
     decoder = tiny_model()
-    step = DecoderStep(decoder)
+    step = DecoderStep(decoder, block_count(decoder))
     scheduler = Scheduler(step, block_count(decoder))
     scheduler.submit(Request([1, 2, 3], Sampling(), 40))
     while scheduler.unfinished:
         scheduler.step()
     assert step._blocks.count == 4
+
+
+def test_memory_is_not_taken_beyond_the_blocks_that_there_are():
+    """It doubles as it grows."""
+    step = DecoderStep(tiny_model(), 5)
+    scheduler = Scheduler(step, 5)
+    scheduler.submit(Request([1, 2, 3], Sampling(), 70))
+    while scheduler.unfinished:
+        scheduler.step()
+    assert step._blocks.count == 5
 
 
 def test_a_model_gets_the_step_that_can_compute_it(monkeypatch):

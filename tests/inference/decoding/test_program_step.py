@@ -39,11 +39,20 @@ def program(decoder):
     return SavedProgram(step, ProgramDescription.of(decoder.config))
 
 
+def test_memory_is_not_taken_beyond_the_blocks_that_there_are(program):
+    step = ProgramStep(program, 3)
+    scheduler = Scheduler(step, 3)
+    scheduler.submit(Request([1, 2, 3], Sampling(), 40))
+    while scheduler.unfinished:
+        scheduler.step()
+    assert len(step._blocks[0]) == 3  # it doubles as it grows
+
+
 def test_chunks_and_answers_side_by_side(decoder, program):
     expected = generate(decoder, PROMPTS, Sampling(max_new_tokens=20))
     assert generate(program, PROMPTS, Sampling(max_new_tokens=20)) == expected
     scheduler = Scheduler(
-        ProgramStep(program), 9, max_running=3, step_tokens=12
+        ProgramStep(program, 9), 9, max_running=3, step_tokens=12
     )  # prompts go in chunks, blocks run out
     for prompt in PROMPTS:
         scheduler.submit(Request(prompt, Sampling(), 20))
@@ -64,7 +73,7 @@ def test_what_others_left_in_a_block_is_not_read(program):
             events += scheduler.step()
         return events
 
-    step = ProgramStep(program)
+    step = ProgramStep(program, 9)
     expected = answers()
     for stored in step._blocks:
         stored[:] = np.nan
@@ -81,4 +90,4 @@ def test_logits_of_other_than_last_tokens_are_not_there(program):
         np.zeros((1, 1), np.int32), np.array([1]),
     )  # fmt: skip
     with pytest.raises(AssertionError, match="last tokens"):
-        ProgramStep(program).logits(batch)
+        ProgramStep(program, 9).logits(batch)
