@@ -140,13 +140,14 @@ class SelfAttention(nn.Layer):
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = q.reshape(by_token), k.reshape(by_token)
         rotation = None if self.rope is None else context.rotations[self.rope]
-        if self.normalises == "head" and rotation is not None:
+        if self.normalises == "head" and rotation is not None and paddle.in_dynamic_mode():
             q = self.q_norm(q, partial(rms_norm_rotary, tables=rotation.queries))
             k = self.k_norm(k, partial(rms_norm_rotary, tables=rotation.keys))
-        elif self.normalises == "head":
-            q, k = self.q_norm(q), self.k_norm(k)
-        elif rotation is not None:
-            q, k = apply_rotary(q, rotation.queries), apply_rotary(k, rotation.keys)
+        else:  # programs that are recorded take one after the other
+            if self.normalises == "head":
+                q, k = self.q_norm(q), self.k_norm(k)
+            if rotation is not None:
+                q, k = apply_rotary(q, rotation.queries), apply_rotary(k, rotation.keys)
         q, k = q.reshape(heads), k.reshape(heads)
         q = q if self.query_scale == 1.0 else q * self.query_scale
         v = self.v_proj(x_BSH).reshape(heads)

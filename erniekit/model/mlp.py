@@ -66,7 +66,7 @@ def clamped_swiglu(gate: paddle.Tensor, up: paddle.Tensor) -> paddle.Tensor:
 
 def _native(name: str, gate: paddle.Tensor, up: paddle.Tensor) -> paddle.Tensor | None:
     """Compute the activation of this name with kernels of our own; None where Paddle's operators have to run."""
-    if gate.shape != up.shape or native.kernel(f"{name}_forward", "lppp", gate, up) is None:
+    if native.kernel(f"{name}_forward", "lppp", gate, up) is None or gate.shape != up.shape:
         return None
     return apply(_NativeActivation, gate, up, name)
 

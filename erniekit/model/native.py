@@ -39,6 +39,11 @@ def pointers(*tensors: paddle.Tensor | None) -> list[int | None]:
     return [None if tensor is None else tensor.data_ptr() for tensor in tensors]
 
 
+def contiguous(x: paddle.Tensor) -> paddle.Tensor:
+    """Return x, or where its memory has gaps a copy without."""
+    return x if x.is_contiguous() else x.contiguous()
+
+
 def kernel(name: str, arguments: str, *tensors: paddle.Tensor) -> Any:
     """Return the native kernel that is to read or write these tensors; None where Paddle's operators have to run.
 

@@ -43,7 +43,7 @@ def native_attention(
     if columns.tokens != tokens:
         raise ValueError(f"the plan covers {columns.tokens} tokens, the queries {tokens}")
     drop = _Dropout.of(dropout, key)
-    return apply(_NativeAttention, *(_contiguous(x) for x in (q_BSHD, k_BSKD, v_BSKD)), columns, drop)
+    return apply(_NativeAttention, *(native.contiguous(x) for x in (q_BSHD, k_BSKD, v_BSKD)), columns, drop)
 
 
 class _Dropout(NamedTuple):
@@ -73,7 +73,7 @@ class _NativeAttention(PyLayer):
     @staticmethod
     def backward(ctx, grad_out):  # type: ignore[no-untyped-def]
         q, k, v, out, lse = ctx.saved_tensor()
-        grad_out, columns = _contiguous(grad_out), ctx.columns
+        grad_out, columns = native.contiguous(grad_out), ctx.columns
         backward = native.kernel("attention_backward", _BACKWARD, q, k, v, out, lse, grad_out)
         (heads, size), key_heads, width = q.shape[2:], k.shape[2], _width(q)
         workspace = _workspace(columns, 2 * key_heads * size + (key_heads + 2 * heads) * width)
@@ -97,7 +97,3 @@ def _workspace(columns: ColumnPlan, numbers_per_position: int) -> paddle.Tensor:
 def _width(q: paddle.Tensor) -> int:
     """Return the head size rounded up to the longest vectors of a path, 16 numbers."""
     return -(-q.shape[3] // 16) * 16
-
-
-def _contiguous(x: paddle.Tensor) -> paddle.Tensor:
-    return x if x.is_contiguous() else x.contiguous()

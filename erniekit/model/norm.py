@@ -13,6 +13,7 @@ from erniekit.model.autograd import apply, disable_autocast
 from erniekit.model.kernels import fused_kernels, fused_rms_norm
 from erniekit.model.tensor_parallel import NO_TENSOR_PARALLEL, TensorParallel
 
+KERNEL = ("rms_norm", "llppfpp")
 BLOCK_ROWS, MOST_BLOCKS = 32, 64  # of rows whose part of a weight's gradient a native kernel sums by itself
 Norm = Callable[[paddle.Tensor, paddle.Tensor, float], paddle.Tensor]  # of x, weight and epsilon
 
@@ -60,7 +61,9 @@ class RMSNorm(nn.Layer):
         weight = weight if self.scale == 1.0 else weight * self.scale
         if self.tp.size > 1:
             return sharded_rms_norm(x, weight, self.epsilon, self.tp)
-        return (compute or rms_norm)(x, weight, self.epsilon)
+        if compute is not None:
+            return compute(x, weight, self.epsilon)
+        return rms_norm(x, weight, self.epsilon)
 
 
 def sharded_rms_norm(x: paddle.Tensor, weight: paddle.Tensor, epsilon: float, tp: TensorParallel) -> paddle.Tensor:
@@ -77,6 +80,8 @@ def rms_norm(x: paddle.Tensor, weight: paddle.Tensor, epsilon: float) -> paddle.
     if fused_kernels().rms_norm:
         with disable_autocast():
             return fused_rms_norm(x, weight, epsilon)
+    if native.kernel(*KERNEL, weight) is not None:
+        return apply(_NativeRMSNorm, x, weight, epsilon)
     return apply(_RMSNormFunction, x, weight, epsilon)
 
 
@@ -84,19 +89,13 @@ class _RMSNormFunction(PyLayer):
     """With r = 1 / sqrt(mean(x^2) + epsilon) and g the gradient of y = w x r:
     dx = r w g - x r^3 mean(w g x),  dw = sum over rows of r g x.
 
-    A native kernel computes them in one pass each. With Paddle's operators row and column sums are products with a
-    vector, because its reductions on a CPU are several times slower.
+    Row and column sums are products with a vector: Paddle's reductions on a CPU are several times slower.
     """
 
     @staticmethod
     def forward(ctx, x, weight, epsilon):  # type: ignore[no-untyped-def]
         rows = x.reshape([-1, x.shape[-1]])
         ctx.trains_weight = not weight.stop_gradient  # a tensor restored by recomputation has lost the flag
-        if (kernel := native.kernel("rms_norm", "llppfpp", rows, weight)) is not None:
-            y, inverse_rms = paddle.empty(x.shape, x.dtype), paddle.empty([rows.shape[0], 1], x.dtype)
-            kernel(*rows.shape, *native.pointers(rows, weight), epsilon, *native.pointers(y, inverse_rms))
-            ctx.save_for_backward(rows, weight, inverse_rms)
-            return y
         # A tensor, because Paddle's optimisation of saved programs drops the addition of a number below 1e-5.
         inverse_rms = paddle.rsqrt(_row_mean(rows * rows) + paddle.full([1], epsilon, rows.dtype))
         ctx.save_for_backward(rows, weight, inverse_rms)
@@ -106,12 +105,6 @@ class _RMSNormFunction(PyLayer):
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
         rows, weight, inverse_rms = ctx.saved_tensor()
         grad_rows = grad.reshape(rows.shape)
-        kernel = native.kernel("rms_norm_backward", "lllpppppp", rows, weight, inverse_rms, grad_rows)
-        if kernel is not None:
-            blocks, partial = weight_gradient_parts(rows.shape[0], weight if ctx.trains_weight else None)
-            grad_x = paddle.empty(grad.shape, grad.dtype)
-            kernel(*rows.shape, blocks, *native.pointers(rows, weight, inverse_rms, grad_rows, grad_x, partial))
-            return grad_x, None if partial is None else partial[0]
         grad_weight = None
         if ctx.trains_weight:
             grad_weight = paddle.matmul(inverse_rms, grad_rows * rows, transpose_x=True).reshape(weight.shape)
@@ -119,6 +112,33 @@ class _RMSNormFunction(PyLayer):
         projection = _row_mean(scaled * rows) * inverse_rms.pow(3)
         grad_x = scaled.multiply_(expand_like(inverse_rms, rows)).subtract_(rows * expand_like(projection, rows))
         return grad_x.reshape(grad.shape), grad_weight
+
+
+class _NativeRMSNorm(PyLayer):
+    """`_RMSNormFunction` in one pass of a native kernel forward and one backward.
+
+    A class of its own: the forward pass of the other is also recorded as a program, without any choice in it.
+    """
+
+    @staticmethod
+    def forward(ctx, x, weight, epsilon):  # type: ignore[no-untyped-def]
+        ctx.trains_weight = not weight.stop_gradient
+        rows = native.contiguous(x).reshape([-1, x.shape[-1]])
+        y, inverse_rms = paddle.empty(x.shape, x.dtype), paddle.empty([rows.shape[0], 1], x.dtype)
+        inputs, outputs = native.pointers(rows, weight), native.pointers(y, inverse_rms)
+        native.kernel(*KERNEL)(*rows.shape, *inputs, epsilon, *outputs)
+        ctx.save_for_backward(rows, weight, inverse_rms)
+        return y
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        rows, weight, inverse_rms = ctx.saved_tensor()
+        grad_rows = native.contiguous(grad).reshape(rows.shape)
+        blocks, partial = weight_gradient_parts(rows.shape[0], weight if ctx.trains_weight else None)
+        grad_x = paddle.empty(grad.shape, grad.dtype)
+        kernel = native.kernel("rms_norm_backward", "lllpppppp")
+        kernel(*rows.shape, blocks, *native.pointers(rows, weight, inverse_rms, grad_rows, grad_x, partial))
+        return grad_x, None if partial is None else partial[0]
 
 
 def weight_gradient_parts(rows: int, weight: paddle.Tensor | None) -> tuple[int, paddle.Tensor | None]:

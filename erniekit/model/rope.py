@@ -58,6 +58,8 @@ def apply_rotary(x_TND: paddle.Tensor, tables: RotaryTables) -> paddle.Tensor:
     if fused_kernels().rope:
         with disable_autocast():
             return fused_rotary(x_TND, tables.cos[:, 0], tables.sin[:, 0], tables.interleaved)
+    if native.kernel(*KERNEL, tables.cos, tables.sin) is not None:
+        return apply(_NativeRotary, x_TND, tables)
     return apply(_ApplyRotary, x_TND, tables)
 
 
@@ -98,16 +100,13 @@ class _NormRotary(PyLayer):
 class _ApplyRotary(PyLayer):
     """y = x cos + (x R) sin, where R rotates every pair by a quarter turn; dx = g cos + (g sin) R^T.
 
-    A native kernel turns the pairs, and turns gradients back. Paddle's operators make the quarter turn as a product
-    with a D x D matrix of 0 and +-1: exact, and far faster than strided copies.
+    The quarter turn is a product with a D x D matrix of 0 and +-1: exact, and far faster than strided copies.
     """
 
     @staticmethod
     def forward(ctx, x, tables):  # type: ignore[no-untyped-def]
         ctx.tables, dtype = tables, x.dtype
         x = _as(x, tables.cos.dtype)
-        if (turned := _native_turn(x, tables, 1.0)) is not None:
-            return _as(turned, dtype)
         cos, sin, interleaved = _for_all_heads(tables, x)
         rotated = paddle.matmul(x, _rotate_half_matrix(x.shape[-1], interleaved, x.dtype))
         return _as((x * cos).add_(rotated * sin), dtype)
@@ -116,8 +115,6 @@ class _ApplyRotary(PyLayer):
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
         dtype = grad.dtype
         grad = _as(grad, ctx.tables.cos.dtype)
-        if (turned := _native_turn(grad, ctx.tables, -1.0)) is not None:
-            return _as(turned, dtype)
         cos, sin, interleaved = _for_all_heads(ctx.tables, grad)
         rotated = paddle.matmul(
             grad * sin, _rotate_half_matrix(grad.shape[-1], interleaved, grad.dtype), transpose_y=True
@@ -125,21 +122,34 @@ class _ApplyRotary(PyLayer):
         return _as((grad * cos).add_(rotated), dtype)
 
 
-def _native_turn(x_TND: paddle.Tensor, tables: RotaryTables, direction: float) -> paddle.Tensor | None:
-    """Turn every pair of x forward (1.0) or back (-1.0); None where no native kernel runs."""
-    tokens, _, size = x_TND.shape
-    if tables.cos.shape != [tokens, 1, size]:
-        return None
-    x_TND = x_TND.contiguous()
-    if (kernel := native.kernel(*KERNEL, x_TND, tables.cos, tables.sin)) is None:
-        return None
-    y = paddle.empty(x_TND.shape, x_TND.dtype)
-    kernel(*x_TND.shape, tables.interleaved, direction, *native.pointers(x_TND, tables.cos, tables.sin, y))
-    return y
+class _NativeRotary(PyLayer):
+    """`_ApplyRotary` by a native kernel, which turns the pairs, and turns gradients back.
+
+    A class of its own: the forward pass of the other is also recorded as a program, without any choice in it.
+    """
+
+    @staticmethod
+    def forward(ctx, x, tables):  # type: ignore[no-untyped-def]
+        ctx.tables = tables
+        return _turned(x, tables, 1.0)
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        return _turned(grad, ctx.tables, -1.0)
+
+
+def _turned(x_TND: paddle.Tensor, tables: RotaryTables, direction: float) -> paddle.Tensor:
+    """Turn every pair of x forward (1.0) or back (-1.0) by a native kernel."""
+    x = native.contiguous(_as(x_TND, tables.cos.dtype))
+    if tables.cos.shape != [x.shape[0], 1, x.shape[2]]:
+        raise ValueError(f"the tables are {tables.cos.shape}, and x is {x.shape}")
+    y = paddle.empty(x.shape, x.dtype)
+    native.kernel(*KERNEL)(*x.shape, tables.interleaved, direction, *native.pointers(x, tables.cos, tables.sin, y))
+    return _as(y, x_TND.dtype)
 
 
 def _for_all_heads(tables: RotaryTables, like_TND: paddle.Tensor) -> RotaryTables:
-    if tables.cos.shape[1] == like_TND.shape[1]:
+    if not paddle.in_dynamic_mode() or tables.cos.shape[1] == like_TND.shape[1]:
         return tables
     return RotaryTables(tables.cos.expand_as(like_TND), tables.sin.expand_as(like_TND), tables.interleaved)
 

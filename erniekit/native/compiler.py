@@ -62,21 +62,33 @@ def cached_library(path: str, *, anew: bool = False) -> Path:
     Raises:
         NoLibraryError: it cannot be compiled, or not be written.
     """
-    folder = Path(os.environ.get("ERNIEKIT_CACHE") or "~/.cache/erniekit").expanduser() / "native"
+    folder = _cache() / "native"
     target = folder / file_name(path)
-    if target.is_file() and not anew:
+    if _is_whole(target) and not anew:
         return target
     find_compiler()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _lock(folder):
-            if anew or not target.is_file():
+            if anew or not _is_whole(target):
                 logger.info(f"compiling the CPU kernels for {path} into {folder}, once")
                 compile_library(path, target)
     except OSError as error:
         reason = f"the cache {folder} cannot be written ({error.strerror or error}); set ERNIEKIT_CACHE to a folder"
         raise NoLibraryError(reason) from None
     return target
+
+
+def _cache() -> Path:
+    """Return the folder of ERNIEKit's cache.
+
+    Raises:
+        NoLibraryError: it stands in a home directory, and there is none.
+    """
+    try:
+        return Path(os.environ.get("ERNIEKIT_CACHE") or "~/.cache/erniekit").expanduser()
+    except RuntimeError:  # a user without an entry in the system's list, as in containers
+        raise NoLibraryError("this user has no home directory for the cache; set ERNIEKIT_CACHE to a folder") from None
 
 
 def compile_library(path: str, target: Path) -> None:
@@ -96,16 +108,40 @@ def compile_library(path: str, target: Path) -> None:
         )
         built = Path(folder) / target.name
         _run_all([[*command, *objects, "-o", str(built), *LINK_OPTIONS]])
+        _seal(built)
         built.replace(target)
+
+
+def _seal(library: Path) -> None:
+    """Write a digest of the library behind it, which loaders do not read."""
+    with library.open("ab") as file:
+        file.write(hashlib.sha256(library.read_bytes()).digest())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _is_whole(library: Path) -> bool:
+    """Return whether the library is there, and no part of it is missing: one that a machine left so when it stopped
+    ends the process that loads it."""
+    try:
+        content = library.read_bytes()
+    except OSError:
+        return False
+    size = hashlib.sha256().digest_size
+    return len(content) > size and hashlib.sha256(content[:-size]).digest() == content[-size:]
 
 
 def find_compiler() -> list[str]:
     """Return the command of the C compiler: $CC, else cc, gcc or clang.
 
     Raises:
-        NoLibraryError: there is none.
+        NoLibraryError: there is none, or $CC is no command.
     """
-    if named := shlex.split(os.environ.get("CC", "")):
+    try:
+        named = shlex.split(os.environ.get("CC", ""))
+    except ValueError as error:
+        raise NoLibraryError(f"the environment variable CC is no command ({error}): {os.environ['CC']}") from None
+    if named:
         return named
     found = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
     if found is None:

@@ -122,6 +122,19 @@ def test_a_damaged_library_is_replaced(tmp_path, place) -> None:
     assert library.kernels().reason == f"compiled into {tmp_path / 'cache/native'}" and halved() == [1, 2, 6]
 
 
+@needs_compiler
+@pytest.mark.parametrize("damage", ["cut", "zeros", "other"])
+def test_a_library_in_the_cache_that_is_not_whole_is_compiled_again(tmp_path, damage) -> None:
+    """The system ends a process that loads a file whose second half is not there."""
+    file = compiler.cached_library(BEST)
+    content = file.read_bytes()
+    half = len(content) // 2
+    rest = {"cut": b"", "zeros": bytes(len(content) - half), "other": content[half:-40] + b"?" + content[-39:]}
+    file.write_bytes(content[:half] + rest[damage])
+    assert library.kernels().path == BEST and halved() == [1, 2, 6]
+    assert len(file.read_bytes()) == len(content) and len(files(tmp_path / "cache/native")) == 1
+
+
 def _no_compiler(monkeypatch, tmp_path) -> str:
     monkeypatch.setenv("PATH", str(tmp_path))
     return "there is no C compiler (cc, gcc or clang) to make native kernels"
@@ -130,6 +143,20 @@ def _no_compiler(monkeypatch, tmp_path) -> str:
 def _compiler_that_is_not_there(monkeypatch, tmp_path) -> str:
     monkeypatch.setenv("CC", "no-such-cc -m64")
     return "the C compiler no-such-cc does not run (No such file or directory)"
+
+
+def _compiler_with_half_a_quote(monkeypatch, tmp_path) -> str:
+    monkeypatch.setenv("CC", "gcc '-m64")
+    return "the environment variable CC is no command (No closing quotation): gcc '-m64"
+
+
+def _user_without_a_home(monkeypatch, tmp_path) -> str:
+    def no_home(path: Path) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("ERNIEKIT_CACHE")
+    monkeypatch.setattr(compiler.Path, "expanduser", no_home)
+    return "this user has no home directory for the cache; set ERNIEKIT_CACHE to a folder"
 
 
 def _compiler_that_fails(monkeypatch, tmp_path) -> str:
@@ -170,7 +197,8 @@ def _no_openmp(monkeypatch, tmp_path) -> str:
 
 TROUBLES = [
     _no_compiler, _compiler_that_is_not_there, _compiler_that_fails, _compiler_that_never_ends,
-    _cache_that_cannot_be_written, _library_of_another_system, _no_openmp,
+    _compiler_with_half_a_quote, _user_without_a_home, _cache_that_cannot_be_written, _library_of_another_system,
+    _no_openmp,
 ]  # fmt: skip
 
 
