@@ -123,12 +123,23 @@ def check_prompt(decoder: TextModel, prompt: Sequence[int], sampling: Sampling, 
 
 
 def _events(decoder: TextModel, requests: Sequence[Request], max_running: int) -> Iterator[Event]:
-    """Yield what happens to requests, whose ids are their numbers in the list, until all have ended."""
+    """Yield what happens to requests, whose ids are their numbers in the list, until all have ended.
+
+    Raises:
+        UserError: the model has no next token for one of them.
+    """
     scheduler = open_scheduler(decoder, max_running=max_running)
     for request in requests:
         scheduler.submit(request)
     while scheduler.unfinished:
-        yield from scheduler.step()
+        for event in scheduler.step():
+            if event.finished == "failed":
+                raise UserError(
+                    f"the model cannot answer prompt {event.request + 1}: its logits are not finite. Its numbers "
+                    "overflow, as after a training that diverged, or in float16; take an earlier checkpoint, or a "
+                    "model in bfloat16 or float32"
+                )
+            yield event
 
 
 def _row_inputs(decoder: TextModel, audio: Audio, row: int, length: int) -> Inputs | None:

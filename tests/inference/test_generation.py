@@ -8,6 +8,7 @@ import pytest
 from erniekit.errors import UserError
 from erniekit.inference.generation import generate, stream
 from erniekit.inference.sampling import Sampling, sample_token, token_probabilities
+from erniekit.native import library
 from tests.model.tiny import logits_of, tiny_model
 
 PROMPTS = [[5, 9, 33, 2], [7], [40, 41, 42, 43, 44, 45, 46, 3, 1, 8, 12]]
@@ -90,6 +91,18 @@ def test_the_models_length_is_the_limit():
     for prompt in ([], [1] * 8):
         with pytest.raises(UserError, match="prompt 2 has"):
             generate(decoder, [[1], prompt], Sampling())
+
+
+@pytest.mark.parametrize("kernels", ["auto", "paddle"])
+def test_a_model_whose_numbers_overflow_is_told(kernels):
+    library.use(kernels)
+    decoder = tiny_model()
+    decoder.norm.weight.set_value(np.full(16, 1e38, np.float32))
+    for sampling in (Sampling(), Sampling(temperature=1.0)):
+        with pytest.raises(UserError, match=r"cannot answer prompt [12]: its logits are not finite"):
+            generate(decoder, PROMPTS[:2], sampling)
+        with pytest.raises(UserError, match="cannot answer prompt 1: "):
+            list(stream(decoder, PROMPTS[1], sampling))
 
 
 def test_temperature_top_k_and_top_p():

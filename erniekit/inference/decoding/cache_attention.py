@@ -43,10 +43,19 @@ class KeyValueBlocks:
         if count > self.count:
             self.count = max(count, 2 * self.count)
 
-    def write(self, layer: int, kind: str, slots: paddle.Tensor, new_KTD: paddle.Tensor) -> paddle.Tensor:
-        """Put keys or values of a layer into slots, int64 [K * T] among those of all key heads; return its blocks."""
+    def write(
+        self, layer: int, kind: str, slots: paddle.Tensor, new_KTD: paddle.Tensor, begun: paddle.Tensor | None
+    ) -> paddle.Tensor:
+        """Put keys or values of a layer into slots, int64 [K * T] among those of all key heads; return its blocks.
+
+        Args:
+            begun: the blocks that get their first token, int64 [K * blocks]; None: there are none. Their other slots
+                become zero: products read whole blocks, and what is masked must be finite.
+        """
         blocks = self._of_layer((layer, kind), new_KTD)
         size = new_KTD.shape[-1]
+        if begun is not None:
+            paddle.scatter_(blocks, begun, paddle.zeros([len(begun), blocks.shape[1]], blocks.dtype))
         paddle.scatter_(blocks.view([-1, size]), slots, new_KTD.reshape([-1, size]))
         return blocks
 
@@ -74,6 +83,7 @@ class CacheAttention:
         counts = np.diff(batch.starts)
         own = self._tables[np.repeat(np.arange(len(counts)), counts), batch.positions // BLOCK_TOKENS]
         self._slots = own * BLOCK_TOKENS + batch.positions % BLOCK_TOKENS
+        self._begun = own[batch.positions % BLOCK_TOKENS == 0]
         answers = int(np.count_nonzero((batch.cached > 0) & (counts == 1)))
         old = int(np.count_nonzero(batch.cached))
         self._answers = _runs(length_classes(batch.cached[:answers]))
@@ -101,8 +111,11 @@ class CacheAttention:
         assert dropout == 0.0, "text is generated in evaluation mode"
         heads = k_BSKD.shape[2]
         slots = self._once(("slots", heads), lambda: self._indices(heads, BLOCK_TOKENS, self._slots))
+        begun = None
+        if len(self._begun):
+            begun = self._once(("begun", heads), lambda: self._indices(heads, 1, self._begun))
         keys, values = (
-            self._blocks.write(layer, kind, slots, new[0].transpose([1, 0, 2]))
+            self._blocks.write(layer, kind, slots, new[0].transpose([1, 0, 2]), begun)
             for kind, new in (("keys", k_BSKD), ("values", v_BSKD))
         )
         cached = (keys, values, heads, window, sinks_H)

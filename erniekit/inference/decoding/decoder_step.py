@@ -21,9 +21,17 @@ class DecoderStep:
     def __init__(self, decoder: Any) -> None:
         self._decoder, self._blocks = decoder, KeyValueBlocks()
 
-    @paddle.no_grad()
     def logits(self, batch: StepBatch) -> np.ndarray:
         """See `Step`. Dropout is off, and afterwards the decoder's mode is as before."""
+        logits = self._together(batch)
+        # Prompts that begin are one row of attention, where NaN times a probability of zero is NaN. A row of NaN has it
+        # everywhere.
+        if len(batch.cached) > 1 and not np.isfinite(logits[:, 0]).all():
+            return np.concatenate([self._together(_alone(batch, number)) for number in range(len(batch.cached))])
+        return logits
+
+    @paddle.no_grad()
+    def _together(self, batch: StepBatch) -> np.ndarray:
         decoder, training = self._decoder, self._decoder.training
         batch = _grouped(batch)
         cache = CacheAttention(self._blocks, batch)
@@ -41,6 +49,20 @@ class DecoderStep:
         finally:
             if training:
                 decoder.train()
+
+
+def _alone(batch: StepBatch, number: int) -> StepBatch:
+    """Return the part of a batch that is of one sequence."""
+    start, stop = batch.starts[number : number + 2]
+    return replace(
+        batch,
+        token_ids=batch.token_ids[start:stop],
+        positions=batch.positions[start:stop],
+        starts=np.array([0, stop - start], np.int32),
+        cached=batch.cached[number : number + 1],
+        block_tables=batch.block_tables[number : number + 1],
+        wanted=batch.wanted[(batch.wanted >= start) & (batch.wanted < stop)] - start,
+    )
 
 
 def _grouped(batch: StepBatch) -> StepBatch:

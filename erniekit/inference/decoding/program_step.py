@@ -38,12 +38,16 @@ class ProgramStep:
         return logits[wanted]
 
     def _past(self, batch: StepBatch, length: int) -> list[np.ndarray]:
-        """Return keys and values of every layer, float32 [N, K, length, D]."""
+        """Return keys and values of every layer, float32 [N, K, length, D]; zero where a sequence has fewer: what is
+        masked must be finite."""
         heads, _, size = self._shape
+        is_own = (np.arange(length) < batch.cached[:, None])[:, None, :, None]
         tables = np.maximum(batch.block_tables[:, : -(-length // BLOCK_TOKENS)], 0)
         shape = (len(tables), heads, tables.shape[1] * BLOCK_TOKENS, size)
         return [
-            np.ascontiguousarray(stored[tables].transpose(0, 2, 1, 3, 4).reshape(shape)[:, :, :length])
+            np.ascontiguousarray(
+                np.where(is_own, stored[tables].transpose(0, 2, 1, 3, 4).reshape(shape)[:, :, :length], np.float32(0))
+            )
             for stored in self._blocks
         ]
 

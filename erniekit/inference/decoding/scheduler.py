@@ -23,7 +23,7 @@ from erniekit.inference.sampling import Sampling, random_stream, sample_token
 MAX_RUNNING = 64  # requests whose answers grow side by side
 STEP_TOKENS = 512  # of all requests in one step; more of a prompt wait for the next one
 
-Finish = Literal["stop", "length"]
+Finish = Literal["stop", "length", "failed"]
 Inputs = Callable[[], Mapping[str, np.ndarray]]
 
 
@@ -53,9 +53,9 @@ class Event(NamedTuple):
 
     Attributes:
         request: its id.
-        token: the next token of its answer; None where the model chose to stop.
-        finished: why the answer ends here: "stop", by a token that is not part of it, or "length", with its last
-            token; None: it goes on.
+        token: the next token of its answer; None where the model chose to stop, or cannot choose.
+        finished: why the answer ends here: "stop", by a token that is not part of it; "length", with its last token;
+            or "failed", because logits are not finite, while those of others may be; None: it goes on.
     """
 
     request: int
@@ -204,6 +204,9 @@ class Scheduler:
     def _advance(self, sequence: _Sequence, logits_V: np.ndarray) -> Event:
         """Choose the next token of an answer."""
         request = sequence.request
+        if not np.isfinite(logits_V.max()):  # which is NaN if any of them is
+            self._finish(sequence)
+            return Event(sequence.id, None, "failed")
         token = sample_token(logits_V, sequence.tokens, request.sampling, sequence.generator)
         if token in request.sampling.stop_token_ids:
             self._finish(sequence)

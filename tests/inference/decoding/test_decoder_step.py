@@ -139,6 +139,35 @@ def test_a_step_may_want_no_logits_and_keeps_the_mode():
     np.testing.assert_allclose(found[0], logits_of(decoder, text)[-1], rtol=0, atol=1e-4)
 
 
+def test_numbers_that_overflow_stay_with_their_sequence():
+    """Beside others in one step, and in blocks that another request gets afterwards."""
+    decoder = tiny_model(tie_word_embeddings=False)
+    embedding = decoder.embedding.weight.numpy()
+    embedding[52] = np.nan
+    decoder.embedding.weight.set_value(embedding)
+    broken, *texts = [[52] * 40, *texts_of(9, 50, 12)]
+    texts = [[token % 52 for token in text] for text in texts]
+    sequences = Sequences(decoder, [texts[0], broken, texts[1], broken, texts[2]])
+    expected = [logits_of(decoder, text) for text in texts]
+
+    def advance(counts):
+        found = sequences.advance(counts)
+        assert np.isnan(found.pop(1)).all() and np.isnan(found.pop(3, np.nan)).all()
+        own = {(0, 2, 4).index(number): logits for number, logits in found.items()}
+        for number, logits in own.items():
+            last = sequences.cached[(0, 2, 4)[number]] - 1
+            np.testing.assert_allclose(logits, expected[number][last], rtol=0, atol=1e-4)
+
+    advance({0: 8, 1: 20, 2: 30})
+    advance({2: 10, 1: 1, 3: 10, 4: 5, 0: 1})
+    for number in (1, 3, 4):
+        sequences.blocks.release(number)
+    sequences.cached[4] = 0
+    for count in (11, 1):  # the second product reads all of a block that a broken sequence had
+        found = sequences.advance({4: count})[4]
+        np.testing.assert_allclose(found, expected[2][sequences.cached[4] - 1], rtol=0, atol=1e-4)
+
+
 def test_products_are_shared_by_lengths_up_to_twice_as_long():
     classes = length_classes(np.array([1, 15, 16, 31, 32, 63, 64, 100, 127, 128]))
     assert classes.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 3, 4]

@@ -54,6 +54,23 @@ def test_chunks_and_answers_side_by_side(decoder, program):
     assert list(answers.values()) == expected
 
 
+def test_what_others_left_in_a_block_is_not_read(program):
+    def answers():
+        scheduler = Scheduler(step, 9)
+        for prompt in PROMPTS:
+            scheduler.submit(Request(prompt, Sampling(), 6))
+        events = []
+        while scheduler.unfinished:
+            events += scheduler.step()
+        return events
+
+    step = ProgramStep(program)
+    expected = answers()
+    for stored in step._blocks:
+        stored[:] = np.nan
+    assert answers() == expected
+
+
 def test_a_program_gets_blocks_by_its_description(decoder, program):
     assert open_scheduler(program)._blocks.count == open_scheduler(decoder)._blocks.count
 

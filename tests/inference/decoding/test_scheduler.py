@@ -110,6 +110,32 @@ def test_events_say_how_an_answer_ends():
     assert scheduler.unfinished == 0
 
 
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_not_finite_end_only_their_own_request(wrong, temperature):
+    prompts = prompts_of(6, 5, 7)
+    scheduler, model = make()
+    correct = model.logits
+
+    def logits(batch):
+        rows = 100 * correct(batch)
+        if len(model.batches) == 3:
+            rows[1, 20] = wrong
+        return rows
+
+    model.logits = logits
+    sampling = Sampling(temperature=temperature)
+    for prompt in prompts:
+        scheduler.submit(Request(prompt, sampling, 6))
+    events = [event for _ in range(6) for event in scheduler.step()]
+    expected = [expected_answer(prompt, 6) for prompt in prompts]
+    assert [event.token for event in events if event.request == 0] == expected[0]
+    assert [event.token for event in events if event.request == 2] == expected[2]
+    own = [event for event in events if event.request == 1]
+    assert own == [*(Event(1, token, None) for token in expected[1][:2]), Event(1, None, "failed")]
+    assert scheduler.unfinished == 0 and scheduler._blocks.free == scheduler._blocks.count
+
+
 def test_answers_grow_while_a_long_prompt_is_read():
     short, long = prompts_of(3, 100)
     scheduler, model = make(step_tokens=20, max_running=4)
