@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 # A process that has not imported Paddle, as the command line is then. Prints what it found, a word for each question.
 PROGRAM = """

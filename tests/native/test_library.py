@@ -268,6 +268,7 @@ def test_processes_that_start_together_compile_once(tmp_path) -> None:
     assert (tmp_path / "calls").read_text().count("x") == 2  # one source, and the link
 
 
+@pytest.mark.slow
 @needs_compiler
 @pytest.mark.parametrize("path", compiler.PATHS)
 def test_every_path_compiles_without_warnings(monkeypatch, path) -> None:
