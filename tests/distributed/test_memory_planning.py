@@ -17,7 +17,7 @@ from erniekit.distributed.planning.memory import (
 )
 from erniekit.distributed.stages import layer_chunks
 from erniekit.distributed.topology import Topology
-from erniekit.model import attention, attention_plan, head
+from erniekit.model import attention, attention_plan, block_attention, head
 from erniekit.model.architectures.published import published_model
 from erniekit.model.lora.config import LoraSettings
 from erniekit.native import library
@@ -48,7 +48,7 @@ WORK = Workload(batch_size=2, max_seq_len=1024)
 
 def test_the_constants_are_those_of_the_model():
     assert memory.CHUNK_LOGITS == head.CHUNK_LOGITS
-    assert memory.KEPT_SCORES == attention.MAX_SAVED_SCORES
+    assert memory.KEPT_SCORES == block_attention.MAX_SAVED_SCORES
     assert memory.TILE == attention_plan.TILE
 
 

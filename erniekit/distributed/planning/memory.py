@@ -25,7 +25,7 @@ from erniekit.model.quantization.settings import WeightOnly
 from erniekit.model.vocabulary import new_row_shapes
 
 CHUNK_LOGITS = 4 << 20  # head.CHUNK_LOGITS; a test compares the two
-KEPT_SCORES = 4 << 20  # attention.MAX_SAVED_SCORES; likewise
+KEPT_SCORES = 4 << 20  # block_attention.MAX_SAVED_SCORES; likewise
 TILE = 256  # attention_plan.TILE; likewise
 # Host memory of a process that is not tensors, measured (docs/benchmarks.md, "Peak memory"): Python, Paddle, its
 # kernels' buffers. It was measured with every block of a megabyte mapped separately, so that there were no gaps.
