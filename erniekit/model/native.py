@@ -34,14 +34,14 @@ def computes(*tensors: paddle.Tensor) -> bool:
     return all(tensor.dtype == paddle.float32 and tensor.is_contiguous() for tensor in tensors)
 
 
-def pointers(*tensors: paddle.Tensor | None) -> list[int | None]:
-    """Return the addresses of tensors as arguments of a kernel; None stands for NULL."""
-    return [None if tensor is None else tensor.data_ptr() for tensor in tensors]
-
-
 def contiguous(x: paddle.Tensor) -> paddle.Tensor:
     """Return x, or where its memory has gaps a copy without."""
     return x if x.is_contiguous() else x.contiguous()
+
+
+def pointers(*tensors: paddle.Tensor | None) -> list[int | None]:
+    """Return the addresses of tensors as arguments of a kernel; None stands for NULL."""
+    return [None if tensor is None else tensor.data_ptr() for tensor in tensors]
 
 
 def kernel(name: str, arguments: str, *tensors: paddle.Tensor) -> Any:

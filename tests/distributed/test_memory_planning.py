@@ -202,15 +202,17 @@ MEASURED = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("case", "kernels"),
-    [(case, "auto") for case in MEASURED.values()] + [(MEASURED[name], "paddle") for name in ("long", "adapters")],
-    ids=[*MEASURED, "long, paddle", "adapters, paddle"],
+    ("case", "kernels", "rounded"),
+    [(case, "auto", False) for case in MEASURED.values()]
+    + [(MEASURED[name], "paddle", False) for name in ("long", "adapters")]
+    + [(MEASURED[name], "auto", True) for name in ("full", "recompute")],
+    ids=[*MEASURED, "long, paddle", "adapters, paddle", "full, bfloat16", "recompute, bfloat16"],
 )
-def test_the_estimate_is_near_what_paddle_counts(case, kernels):
+def test_the_estimate_is_near_what_paddle_counts(case, kernels, rounded):
     changes, batch, length, documents, fused, dense, lora, dropout, again = case
     shape = SHAPE | changes
     run = {"batch": batch, "length": length, "documents": documents, "fused": fused, "dense": dense}
-    run |= {"lora": lora, "dropout": dropout, "again": again, "kernels": kernels}
+    run |= {"lora": lora, "dropout": dropout, "again": again, "kernels": kernels, "rounded": rounded}
     (measured,) = run_ranks(peak_of_training, 1, timeout=300, shape=shape, **run)
     work = Workload(
         batch,
@@ -221,7 +223,10 @@ def test_the_estimate_is_near_what_paddle_counts(case, kernels):
         fused_head=fused,
         dense_mask=dense,
         adapters=replace(ADAPTERS, dropout=dropout) if lora else None,
-        formats=Formats(native_kernels=kernels == "auto" and library.kernels().path != library.PADDLE),
+        formats=Formats(
+            native_kernels=kernels == "auto" and library.kernels().path != library.PADDLE,
+            rounded_weights=2 if rounded else 0,
+        ),
     )  # fmt: skip
     estimate = training_memory(tiny_config(**shape), work)
     print(f"measured {measured / 1e6:,.0f} MB, estimated {tensor_bytes(estimate) / 1e6:,.0f} MB: {estimate}")
