@@ -32,6 +32,7 @@ LINEAR, HEAD = "linear", "head"
 PRODUCTS = frozenset({LINEAR, HEAD})
 
 _enabled: ContextVar[frozenset[str]] = ContextVar("bfloat16 products", default=frozenset())
+_float32: ContextVar[bool] = ContextVar("all products in float32", default=False)
 
 
 def is_available() -> tuple[bool, str]:
@@ -59,11 +60,23 @@ def products(enabled: frozenset[str] = PRODUCTS) -> Iterator[None]:
     Only float32 tensors on a CPU in eager mode are rounded, so a program that is recorded stays in float32. Where
     `is_available` says no, the rounded operands are multiplied in float32: the same up to the order of sums, but slow.
     """
-    token = _enabled.set(enabled)
+    token = _enabled.set(frozenset() if _float32.get() else enabled)
     try:
         yield
     finally:
         _enabled.reset(token)
+
+
+@contextmanager
+def float32_products() -> Iterator[None]:
+    """Compute all products in float32 inside, whatever a block says: text is generated so, by every kind of step and by
+    every command, because bfloat16 does not pay for the few rows of a step."""
+    token = _float32.set(True)
+    try:
+        with products(frozenset()):
+            yield
+    finally:
+        _float32.reset(token)
 
 
 def computes(product: str, *tensors: Tensor) -> bool:

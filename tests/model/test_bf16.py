@@ -144,6 +144,9 @@ def test_only_what_is_enabled_and_float32_is_computed_in_bfloat16():
             assert not bf16.computes(bf16.LINEAR, x, weight.astype("float64"))
             assert_close(linear(x, weight, None).numpy(), product(x.numpy(), weight.numpy()))
         assert not bf16.computes(bf16.LINEAR, x)
+        with bf16.float32_products(), bf16.products():
+            assert bf16.enabled() == frozenset()
+        assert bf16.enabled() == {bf16.HEAD}
     assert bf16.enabled() == frozenset()
 
 

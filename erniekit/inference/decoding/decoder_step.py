@@ -13,6 +13,7 @@ import paddle
 
 from erniekit.inference.decoding.cache_attention import CacheAttention, KeyValueBlocks, length_classes
 from erniekit.inference.decoding.step import StepBatch
+from erniekit.model.bf16 import float32_products
 
 
 class DecoderStep:
@@ -22,7 +23,7 @@ class DecoderStep:
         self._decoder, self._blocks = decoder, KeyValueBlocks()
 
     def logits(self, batch: StepBatch) -> np.ndarray:
-        """See `Step`. Dropout is off, and afterwards the decoder's mode is as before."""
+        """See `Step`. Dropout is off, and products on a CPU are in float32; the decoder's mode stays as it is."""
         logits = self._together(batch)
         # Prompts that begin are one row of attention, where NaN times a probability of zero is NaN. A row of NaN has it
         # everywhere.
@@ -39,7 +40,7 @@ class DecoderStep:
         if training:
             decoder.eval()
         try:
-            with decoder.tp.no_sequence_parallel():
+            with decoder.tp.no_sequence_parallel(), float32_products():
                 ids, positions = (paddle.to_tensor(values[None]) for values in (batch.token_ids, batch.positions))
                 hidden = decoder(ids, positions, cache, **inputs)
                 if not len(batch.wanted):

@@ -16,6 +16,7 @@ import paddle
 from erniekit.inference.decoding.step import BLOCK_TOKENS, StepBatch
 from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.architectures.plain_decoder import plain_modules
+from erniekit.model.bf16 import float32_products
 from erniekit.model.decoder import Decoder
 from erniekit.model.decoder_layer import DecoderLayer
 from erniekit.model.linear import Linear
@@ -199,7 +200,8 @@ class NativeStep:
         arrays: Mapping[str, np.ndarray] = {"input_ids": ids, **batch.inputs}
         self._decoder.eval()
         try:
-            states = self._decoder.embed({name: paddle.to_tensor(array) for name, array in arrays.items()})
+            with float32_products():
+                states = self._decoder.embed({name: paddle.to_tensor(array) for name, array in arrays.items()})
         finally:
             if training:
                 self._decoder.train()

@@ -14,6 +14,7 @@ from erniekit.inference.decoding.open_scheduler import CACHE_BYTES, block_count,
 from erniekit.inference.decoding.scheduler import Request, Scheduler
 from erniekit.inference.decoding.step import BLOCK_TOKENS, StepBatch
 from erniekit.inference.sampling import Sampling
+from erniekit.model.cpu_precision import CpuBFloat16
 from erniekit.native import library
 from tests.model.tiny import logits_of, tiny_model
 
@@ -166,6 +167,16 @@ def test_numbers_that_overflow_stay_with_their_sequence():
     for count in (11, 1):  # the second product reads all of a block that a broken sequence had
         found = sequences.advance({4: count})[4]
         np.testing.assert_allclose(found, expected[2][sequences.cached[4] - 1], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["ernie4_5", "experts"])
+def test_text_is_generated_in_float32_where_training_computes_in_bfloat16(family):
+    plain, trained = (tiny_model(seed=2, **FAMILIES[family]) for _ in range(2))
+    CpuBFloat16().apply_to(trained)
+    (text,) = texts_of(20)
+    found, expected = (Sequences(decoder, [text]).advance({0: 20})[0] for decoder in (trained, plain))
+    np.testing.assert_array_equal(found, expected)
+    assert np.abs(logits_of(trained, text)[-1] - expected).max() > 1e-3 * np.abs(expected).max()
 
 
 def test_products_are_shared_by_lengths_up_to_twice_as_long():
