@@ -7,6 +7,7 @@ decoders it does not compute; `decoder_step.py` computes all of them.
 from __future__ import annotations
 
 import ctypes
+import mmap
 from collections.abc import Mapping
 from typing import Any
 
@@ -183,10 +184,15 @@ class NativeStep:
         self._allocate(int(used.max()) + 1)
 
     def _allocate(self, count: int) -> None:
-        """Have memory for the blocks below `count`; what is new is zero, so that padding of heads is."""
+        """Have memory for the blocks below `count`; what is new is zero, so that padding of heads is.
+
+        Slabs are mapped, so that they take what is used of them, and are given back when the step goes: those of NumPy
+        come from the heap once one of their size has been freed, and then take all of their memory for good.
+        """
         size = block_bytes(self._decoder.config)
         while len(self._blocks) < count:
-            slab = np.zeros((max(1, SLAB_BYTES // size), size // 4), np.float32)
+            number = max(1, SLAB_BYTES // size)
+            slab = np.frombuffer(mmap.mmap(-1, number * size), np.float32).reshape(number, size // 4)
             self._slabs.append(slab)
             own = slab.ctypes.data + size * np.arange(len(slab), dtype=np.uint64)
             self._blocks = np.concatenate([self._blocks, own.astype(np.uint64)])

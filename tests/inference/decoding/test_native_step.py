@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import mmap
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import paddle
 import pytest
 
-from erniekit.inference.decoding.native_step import NativeStep, block_bytes, refusal
+from erniekit.inference.decoding.native_step import SLAB_BYTES, NativeStep, block_bytes, refusal
 from erniekit.inference.decoding.step import BLOCK_TOKENS, StepBatch
 from erniekit.model.attention import AttentionPlan
 from erniekit.model.lora.config import LoraSettings
@@ -130,6 +132,21 @@ def test_what_others_left_in_a_block_is_not_read():
     memory = step._slabs[0][0].reshape(decoder.config.num_hidden_layers, 2, -1, channels)
     memory[:, 1] = np.nan  # all values, those of places without a token as well
     assert np.array_equal(step.logits(a_batch((ids, 0, [0]))), clean)
+
+
+def resident_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").is_file(), reason="the memory of a process is read from /proc")
+def test_a_step_takes_memory_as_blocks_are_used():
+    np.zeros(SLAB_BYTES, np.int8)  # from now on the heap has memory of this size
+    decoder, batch = tiny_model(), a_batch((tokens_of(3, 5), 0, [0]))
+    before, steps = resident_bytes(), []
+    for _ in range(12):
+        steps.append(NativeStep(decoder))
+        steps[-1].logits(batch)
+    assert resident_bytes() - before < 6 * SLAB_BYTES
 
 
 def test_only_wanted_logits_are_computed():
