@@ -1,8 +1,9 @@
 // What joins gate and up in a gated feed-forward network (Shazeer, 2020, arXiv:2002.05202), and its gradients:
 // elementwise functions of gate, up and the gradient of their joint output, all of n values.
-#include <omp.h>
-
 #include "simd.h"
+
+int omp_get_thread_num(void);  // of omp.h, which not every compiler comes with
+int omp_get_num_threads(void);
 
 #define SMALL 16384  // values below which waking other threads takes longer than the work
 

@@ -220,6 +220,19 @@ static void copy_rows(const Attention* a, Tile t, const float* x, int64_t heads,
     }
 }
 
+#if defined(__clang__)
+// Clang 19 and later call it at the end of dynamic loops; Paddle's OpenMP runtime is older and needs nothing there.
+__attribute__((weak)) void __kmpc_dispatch_deinit(void* place, int32_t thread) { (void)place, (void)thread; }
+
+INLINE vf shuffle(vf a, vf b, vi from) {  // the values of a, then b, at these places
+    vf values;
+    for (int i = 0; i < VL; i++) values[i] = from[i] < VL ? a[from[i]] : b[from[i] - VL];
+    return values;
+}
+#else
+#define shuffle __builtin_shuffle
+#endif
+
 // Transpose VL x VL values: in each step the halves of two rows change places.
 INLINE void transpose(vf* rows) {
 #pragma GCC unroll 4
@@ -233,8 +246,8 @@ INLINE void transpose(vf* rows) {
         for (int i = 0; i < VL; i++)
             if (!(i & width)) {
                 vf upper = rows[i], lower = rows[i + width];
-                rows[i] = __builtin_shuffle(upper, lower, low);
-                rows[i + width] = __builtin_shuffle(upper, lower, high);
+                rows[i] = shuffle(upper, lower, low);
+                rows[i + width] = shuffle(upper, lower, high);
             }
     }
 }
