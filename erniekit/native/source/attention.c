@@ -26,11 +26,6 @@
 #define SLACK 8.0f          // how far scores may exceed the peak that probabilities are relative to
 #define ALIGNED __attribute__((aligned(64)))
 
-#if defined(__clang__)
-// Clang 19 and later call it at the end of dynamic loops; Paddle's OpenMP runtime is older and needs nothing there.
-__attribute__((weak)) void __kmpc_dispatch_deinit(void* place, int32_t thread) { (void)place, (void)thread; }
-#endif
-
 typedef uint32_t vu __attribute__((vector_size(4 * VL)));
 
 typedef struct {
