@@ -174,12 +174,17 @@ def _checkpoint_value(config: Config) -> float:
 
 
 def _compute_formats(config: Config) -> Formats:
-    """Return float32 for a CPU, else the formats of section 1.8; bf16, fp16 or a GPU in `device` imply a GPU."""
+    """Return float32 for a CPU, else the formats of section 1.8; bf16, fp16 or a GPU in `device` imply a GPU.
+
+    On a CPU whether `cpu_bf16: auto` rounds is measured when a run begins; here it does wherever it can.
+    """
     precision, device = config.precision, config.basic.device
     sixteen_bits = precision.bf16 or precision.fp16
     if device == "cpu" or other_device(device) or not (sixteen_bits or device.startswith("gpu")):
-        native = config.acceleration.cpu_kernels != PADDLE and bool(processor_paths())
-        return replace(FLOAT32_ON_CPU, native_kernels=native)
+        paths = processor_paths()
+        native = config.acceleration.cpu_kernels != PADDLE and bool(paths)
+        rounds = device == "cpu" and precision.bf16 and (precision.cpu_bf16 == "always" or "avx512_bf16" in paths)
+        return replace(FLOAT32_ON_CPU, native_kernels=native, rounded_weights=2 if rounds else 0)
     formats = replace(FLOAT32_ON_CPU, on_cpu=False)
     if sixteen_bits:
         formats = BFLOAT16_O2 if precision.fp16_opt_level == "O2" else BFLOAT16_O1
@@ -189,7 +194,7 @@ def _compute_formats(config: Config) -> Formats:
 def describe_formats(formats: Formats) -> str:
     """Return the formats as text for a report."""
     if formats.on_cpu:
-        return "float32 on a CPU"
+        return "float32 with products in bfloat16 on a CPU" if formats.rounded_weights else "float32 on a CPU"
     if formats.weights == 4:
         return "float32 on a GPU" if formats.activations == 4 else "float32 weights, 16-bit activations on a GPU"
     copies = "float32 copies" if formats.master else "float32 copies in host memory"

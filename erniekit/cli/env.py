@@ -99,7 +99,7 @@ def _capabilities() -> dict[str, str]:
         if gpu
         else "exact CPU equivalent of FlashMask, one document at a time",
         "CPU kernels": _kernels(),
-        "training precision": "fp32, products in bf16"
+        "training precision": "fp32; products in bf16 with bf16: true, where it acts"
         if not gpu
         else "fp32 with attention in bf16, bf16, fp16 (not tested by us on a GPU)",
         "bf16: true": "acts" if gpu else _bfloat16_on_this_cpu(),

@@ -104,15 +104,20 @@ def attach() -> Launcher | None:
     launcher, report = os.environ.pop(LAUNCHER, None), os.environ.pop(REPORT, None)  # not for children of this process
     if launcher is None or report is None:
         return None
+    end_with_parent(int(launcher))
+    stacks = stacks_path(Path(report)).open("w", encoding="utf-8")
+    faulthandler.register(DUMP_STACKS_SIGNAL, file=stacks, all_threads=True)
+    return Launcher(Path(report))
+
+
+def end_with_parent(parent: int) -> None:
+    """Let the kernel end this process when its parent, of that id, has ended in any way (on Linux)."""
     if sys.platform == "linux":
         import ctypes  # costs every command a millisecond and a half
 
         ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != int(launcher):  # the launcher had ended before prctl
+    if os.getppid() != parent:  # it had ended before prctl
         os._exit(128 + signal.SIGKILL)
-    stacks = stacks_path(Path(report)).open("w", encoding="utf-8")
-    faulthandler.register(DUMP_STACKS_SIGNAL, file=stacks, all_threads=True)
-    return Launcher(Path(report))
 
 
 def stacks_path(report: Path) -> Path:

@@ -31,7 +31,7 @@ from erniekit.errors import ModelFileError
 from erniekit.export.logit_difference import LogitDifference, compare
 from erniekit.manifest import refuse_changed
 from erniekit.model.architectures.model_config import ModelConfig
-from erniekit.model.attention import MASKED
+from erniekit.model.attention_plan import MASKED
 from erniekit.model.decoder import Decoder
 from erniekit.model.storage.model_folder import PROGRAM_DESCRIPTION
 

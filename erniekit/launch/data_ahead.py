@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 
 from erniekit.build.step_count import cached_step_count
 from erniekit.config import Config
+from erniekit.distributed.rank import end_with_parent
 from erniekit.environment import usable_cores
 from erniekit.hub.cache import chosen_hub
 
@@ -53,10 +54,11 @@ def _is_worth_it(config: Config) -> bool:
 
 
 def _start(config: Config) -> int:
-    process = os.fork()
+    parent, process = os.getpid(), os.fork()
     if process:
         return process
     try:
+        end_with_parent(parent)
         silence = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):
             os.dup2(silence, stream)

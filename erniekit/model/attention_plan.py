@@ -25,6 +25,7 @@ from itertools import pairwise
 import numpy as np
 
 TILE = 256  # queries per block: longer tiles waste more of the causal triangle, shorter ones need more calls
+MASKED = -1e30  # added to scores that are not seen; finite: a softmax over masked entries only does not give NaN
 MERGE_BELOW = 128  # neighbouring documents shorter than this share a block with a local mask
 
 

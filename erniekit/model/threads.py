@@ -5,17 +5,15 @@ Paddle releases Python's lock while a kernel runs, so kernels started by several
 
 from __future__ import annotations
 
-import ctypes
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import lru_cache
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import paddle
 
-from erniekit.native import openmp
+from erniekit.native import mkl, openmp
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -31,7 +29,9 @@ def parallel_map(function: Callable[[Item], Result], items: Sequence[Item]) -> l
     count = min(_threads(), len(items))
     if count < 2:
         return [function(item) for item in items]
-    set_product_threads = _mkl().MKL_Set_Num_Threads_Local  # for the calling thread; 0: as many as the process has
+    set_product_threads = (
+        mkl.library().MKL_Set_Num_Threads_Local
+    )  # for the calling thread; 0: as many as the process has
     own_products = _threads() // count
     waiting = deque(enumerate(items))
     results: dict[int, Result] = {}
@@ -70,15 +70,9 @@ def _threads() -> int:
 
 
 @lru_cache(maxsize=1)
-def _mkl() -> Any:
-    """Return the MKL library that Paddle has loaded; None in a build without it."""
-    path = Path(paddle.__file__).parent / "libs" / "libmklml_intel.so"
-    return ctypes.CDLL(str(path)) if path.is_file() else None
-
-
-@lru_cache(maxsize=1)
 def _mkl_threads() -> int:
-    return 1 if _mkl() is None else int(_mkl().MKL_Get_Max_Threads())
+    library = mkl.library()
+    return 1 if library is None else int(library.MKL_Get_Max_Threads())
 
 
 @lru_cache(maxsize=1)

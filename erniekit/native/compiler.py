@@ -9,6 +9,7 @@ import logging
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -157,7 +158,7 @@ def _run_all(commands: list[list[str]]) -> None:
         for command in commands:
             running.append(
                 subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-                                 text=True, errors="replace")
+                                 text=True, errors="replace", start_new_session=True)
             )  # fmt: skip
         for process in running:
             _, said = process.communicate(timeout=max(0.0, deadline - time.monotonic()))
@@ -169,8 +170,9 @@ def _run_all(commands: list[list[str]]) -> None:
         raise NoLibraryError(f"the C compiler {commands[0][0]} does not run ({error.strerror or error})") from None
     finally:
         for process in running:
-            with suppress(OSError):
-                process.kill()
+            if process.poll() is None:
+                with suppress(OSError):  # the programs that it has started, too
+                    os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             if process.stderr:
                 process.stderr.close()

@@ -1,5 +1,5 @@
-"""Products in float32 by the MKL of Paddle's wheel, for what no operator of Paddle does: adding to a matrix, and the
-products inside of a step of decoding."""
+"""The MKL of Paddle's wheel: its threads, and its float32 products where no operator of Paddle serves: those that are
+added to a matrix, and those inside of a step of decoding."""
 
 from __future__ import annotations
 
@@ -13,12 +13,19 @@ ROW_MAJOR, AS_IT_IS, TRANSPOSED = 101, 111, 112  # as in cblas.h
 
 
 @cache
-def sgemm() -> Any:
-    """Return `cblas_sgemm`, which takes pointers as ints; None in a build of Paddle without MKL."""
+def library() -> Any:
+    """Return the library; None in a build of Paddle without MKL."""
     folder = paddle_libraries()
-    if folder is None or not (folder / "libmklml_intel.so").is_file():
+    file = None if folder is None else folder / "libmklml_intel.so"
+    return ctypes.CDLL(str(file)) if file is not None and file.is_file() else None
+
+
+@cache
+def sgemm() -> Any:
+    """Return `cblas_sgemm`, which takes pointers as ints; None without MKL."""
+    if library() is None:
         return None
-    function = ctypes.CDLL(str(folder / "libmklml_intel.so")).cblas_sgemm
+    function = library().cblas_sgemm
     sizes: list[Any] = [ctypes.c_int] * 6
     factor: Any = ctypes.c_float
     matrix: list[Any] = [ctypes.c_void_p, ctypes.c_int]
@@ -27,7 +34,7 @@ def sgemm() -> Any:
 
 
 def sgemm_address() -> int | None:
-    """Return the address of `cblas_sgemm`, for C; None in a build of Paddle without MKL."""
+    """Return the address of `cblas_sgemm`, for C; None without MKL."""
     return None if sgemm() is None else ctypes.cast(sgemm(), ctypes.c_void_p).value
 
 

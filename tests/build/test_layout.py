@@ -61,6 +61,9 @@ REACHES_THE_ESTIMATE: list[tuple[dict[str, Any], dict[str, Any], str]] = [  # be
     ({}, {"tensorwise_offload_optimizer": True}, "formats"),
     ({}, {"use_lowprecision_moment": True}, "formats"),
     ({}, {"device": "gpu"}, "formats"),
+    ({}, {"cpu_kernels": "paddle"}, "formats"),
+    ({"device": "cpu"}, {"bf16": True}, "formats"),
+    ({"device": "cpu"}, {"bf16": True, "cpu_bf16": "always"}, "formats"),
     ({"device": "gpu"}, {"bf16": True}, "formats"),
     ({"device": "gpu"}, {"fp16": True}, "formats"),
     (BFLOAT16, {"fp16_opt_level": "O2"}, "formats"),
@@ -70,8 +73,14 @@ REACHES_THE_ESTIMATE: list[tuple[dict[str, Any], dict[str, Any], str]] = [  # be
 
 @pytest.mark.parametrize(("beside", "values", "field"), REACHES_THE_ESTIMATE, ids=lambda value: str(value))
 def test_every_value_that_takes_memory_reaches_the_estimate(
-    beside: dict[str, Any], values: dict[str, Any], field: str, make_config: Callable[..., Config], tiny_model: Any
+    beside: dict[str, Any],
+    values: dict[str, Any],
+    field: str,
+    make_config: Callable[..., Config],
+    tiny_model: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("erniekit.build.layout.processor_paths", lambda: ["avx512_bf16", "avx2"])
     model = ModelConfig.from_folder(tiny_model)
     common = {"continue_training": True} if "lora" in {**beside, **values} else {}
     plain = workload(make_config(**common, **beside), model)

@@ -257,6 +257,9 @@ def test_number_formats_decide_the_estimate(
     assert size == 262 and title.endswith("16 bits with float32 copies, 32-bit gradients, on a GPU")
     assert optimizer_and_title(*sixteen, "use_lowprecision_moment=true")[0] == 175
     assert optimizer_and_title("use_lowprecision_moment=true")[0] == 87.3
+    rounds = "float32 with products in bfloat16 on a CPU"
+    assert optimizer_and_title(*sixteen, "device=cpu", "cpu_bf16=always")[1].endswith(rounds)
+    monkeypatch.setattr("erniekit.build.layout.processor_paths", lambda: ["avx2"])
     assert optimizer_and_title(*sixteen, "device=cpu")[1].endswith("float32 on a CPU")
 
 

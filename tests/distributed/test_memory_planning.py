@@ -17,7 +17,7 @@ from erniekit.distributed.planning.memory import (
 )
 from erniekit.distributed.stages import layer_chunks
 from erniekit.distributed.topology import Topology
-from erniekit.model import attention, attention_plan, head
+from erniekit.model import attention, attention_plan, block_attention, head
 from erniekit.model.architectures.published import published_model
 from erniekit.model.lora.config import LoraSettings
 from erniekit.native import library
@@ -48,7 +48,7 @@ WORK = Workload(batch_size=2, max_seq_len=1024)
 
 def test_the_constants_are_those_of_the_model():
     assert memory.CHUNK_LOGITS == head.CHUNK_LOGITS
-    assert memory.KEPT_SCORES == attention.MAX_SAVED_SCORES
+    assert memory.KEPT_SCORES == block_attention.MAX_SAVED_SCORES
     assert memory.TILE == attention_plan.TILE
 
 
@@ -202,15 +202,17 @@ MEASURED = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("case", "kernels"),
-    [(case, "auto") for case in MEASURED.values()] + [(MEASURED[name], "paddle") for name in ("long", "adapters")],
-    ids=[*MEASURED, "long, paddle", "adapters, paddle"],
+    ("case", "kernels", "rounded"),
+    [(case, "auto", False) for case in MEASURED.values()]
+    + [(MEASURED[name], "paddle", False) for name in ("long", "adapters")]
+    + [(MEASURED[name], "auto", True) for name in ("full", "recompute")],
+    ids=[*MEASURED, "long, paddle", "adapters, paddle", "full, bfloat16", "recompute, bfloat16"],
 )
-def test_the_estimate_is_near_what_paddle_counts(case, kernels):
+def test_the_estimate_is_near_what_paddle_counts(case, kernels, rounded):
     changes, batch, length, documents, fused, dense, lora, dropout, again = case
     shape = SHAPE | changes
     run = {"batch": batch, "length": length, "documents": documents, "fused": fused, "dense": dense}
-    run |= {"lora": lora, "dropout": dropout, "again": again, "kernels": kernels}
+    run |= {"lora": lora, "dropout": dropout, "again": again, "kernels": kernels, "rounded": rounded}
     (measured,) = run_ranks(peak_of_training, 1, timeout=300, shape=shape, **run)
     work = Workload(
         batch,
@@ -221,7 +223,10 @@ def test_the_estimate_is_near_what_paddle_counts(case, kernels):
         fused_head=fused,
         dense_mask=dense,
         adapters=replace(ADAPTERS, dropout=dropout) if lora else None,
-        formats=Formats(native_kernels=kernels == "auto" and library.kernels().path != library.PADDLE),
+        formats=Formats(
+            native_kernels=kernels == "auto" and library.kernels().path != library.PADDLE,
+            rounded_weights=2 if rounded else 0,
+        ),
     )  # fmt: skip
     estimate = training_memory(tiny_config(**shape), work)
     print(f"measured {measured / 1e6:,.0f} MB, estimated {tensor_bytes(estimate) / 1e6:,.0f} MB: {estimate}")

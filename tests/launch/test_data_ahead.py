@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import select
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 # A process that has not imported Paddle, as the command line is then. Prints what it found, a word for each question.
@@ -70,3 +76,26 @@ def test_what_is_wrong_with_the_data_is_left_to_the_run(tmp_path: Path) -> None:
 def test_a_run_that_does_not_begin_ends_it(tmp_path: Path) -> None:
     said, _, errors = ahead(tmp_path, "2", "refused")
     assert (said, errors) == (["True", "alone", "False"], "")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only the kernel of Linux ends a process with its parent")
+def test_it_ends_with_a_run_that_is_killed(tmp_path: Path) -> None:
+    """Nobody is left to end it, for example after the system's memory has run out."""
+    program = """
+import os, sys, time
+from erniekit.launch import data_ahead, job
+data_ahead._is_worth_it = lambda config: True
+job.prepare = lambda config: time.sleep(60)
+with data_ahead.data_ahead(None):
+    print(data_ahead._process, flush=True)
+    sys.stdin.read()
+"""
+    words = [sys.executable, "-c", program]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as run:
+        assert run.stdout is not None
+        process = int(run.stdout.readline())
+        descriptor = os.pidfd_open(process)
+        run.kill()
+        ended, _, _ = select.select([descriptor], [], [], 20)
+        os.close(descriptor)
+    assert ended

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from erniekit.model import attention as attention_module
+from erniekit.model import block_attention
 from erniekit.model.attention import AttentionPlan, attention, dense_mask_bytes
 from erniekit.model.attention_plan import masked_region, plan_blocks
 
@@ -137,7 +138,7 @@ def test_masks_may_differ_between_heads(mask_heads, tiles):
 
 
 def test_probabilities_may_be_computed_again(monkeypatch):
-    monkeypatch.setattr(attention_module, "MAX_SAVED_SCORES", 0)
+    monkeypatch.setattr(block_attention, "MAX_SAVED_SCORES", 0)
     for indices, causal in FORMS.values():
         assert_equal_to_reference(indices, causal)
 

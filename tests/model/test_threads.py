@@ -10,13 +10,13 @@ from erniekit.model import attention as attention_module
 from erniekit.model import threads
 from erniekit.model.attention import AttentionPlan, attention
 from erniekit.model.threads import parallel_map
-from erniekit.native import openmp
+from erniekit.native import mkl, openmp
 
 
 @pytest.fixture
 def three_threads(monkeypatch):
     """As with OMP_NUM_THREADS=3, whatever the tests run with."""
-    if threads._mkl() is None:
+    if mkl.library() is None:
         pytest.skip("this build of Paddle has no MKL")
     monkeypatch.setattr(threads, "_mkl_threads", lambda: 3)
     threads._pool.cache_clear()
@@ -57,7 +57,7 @@ def test_threads_record_no_gradient_and_recording_goes_on_after(three_threads):
 
 
 def test_an_error_in_any_thread_is_raised_and_threads_are_restored(three_threads):
-    before = [threads._mkl().MKL_Get_Max_Threads(), openmp.runtime().omp_get_max_threads()]
+    before = [mkl.library().MKL_Get_Max_Threads(), openmp.runtime().omp_get_max_threads()]
 
     def fail_at_two(item: int) -> int:
         if item == 2:
@@ -66,7 +66,7 @@ def test_an_error_in_any_thread_is_raised_and_threads_are_restored(three_threads
 
     with pytest.raises(ValueError, match="two"):
         parallel_map(fail_at_two, range(4))
-    assert [threads._mkl().MKL_Get_Max_Threads(), openmp.runtime().omp_get_max_threads()] == before
+    assert [mkl.library().MKL_Get_Max_Threads(), openmp.runtime().omp_get_max_threads()] == before
     assert parallel_map(lambda item: item, range(4)) == [0, 1, 2, 3]
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import select
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -250,6 +253,23 @@ def test_an_old_compiler_still_makes_the_next_path(monkeypatch, tmp_path) -> Non
     assert library.kernels().path == PATHS[1] and halved() == [1, 2, 6]
 
 
+def test_compilers_that_are_ended_take_their_programs_with_them(tmp_path) -> None:
+    """A compiler is a driver of others, which would go on without it."""
+    begun, alive = tmp_path / "begun", tmp_path / "alive"
+    os.mkfifo(begun)
+    os.mkfifo(alive)
+    fails = ["sh", "-c", f"read word < {begun}; exit 1"]
+    goes_on = ["sh", "-c", f"(echo now > {begun}; exec sleep 600) > {alive} & wait"]
+    reader = os.open(alive, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        with pytest.raises(compiler.NoLibraryError):
+            compiler._run_all([fails, goes_on])
+        ended, _, _ = select.select([reader], [], [], 20)
+        assert ended and os.read(reader, 1) == b""  # nobody has the other end
+    finally:
+        os.close(reader)
+
+
 @needs_compiler
 def test_processes_that_start_together_compile_once(tmp_path) -> None:
     counting = tmp_path / "counting-cc"
@@ -268,10 +288,15 @@ def test_processes_that_start_together_compile_once(tmp_path) -> None:
     assert (tmp_path / "calls").read_text().count("x") == 2  # one source, and the link
 
 
+@pytest.mark.slow
 @needs_compiler
 @pytest.mark.parametrize("path", compiler.PATHS)
-def test_every_path_compiles_without_warnings(monkeypatch, path) -> None:
+@pytest.mark.parametrize("command", ["", "clang"])
+def test_every_path_compiles_without_warnings(monkeypatch, path, command) -> None:
     """Also those that this processor cannot run, for the wheel."""
+    if command and not shutil.which(command):
+        pytest.skip(f"there is no {command}")
+    monkeypatch.setenv("CC", command)
     monkeypatch.setattr(compiler, "SOURCE", Path(compiler.__file__).parent / "source")
     options = [*compiler.OPTIONS, *compiler.PATHS[path][0], "-Wall", "-Werror", "-fsyntax-only"]
     for source in sorted(compiler.SOURCE.glob("*.c")):

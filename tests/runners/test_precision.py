@@ -213,4 +213,4 @@ def test_a_run_resumes_to_the_same_bits_and_is_told_of_another_precision(train: 
     assert again.losses == whole.losses and "not bit-exact" not in again.said
     shutil.rmtree(whole.output / "checkpoint-4")
     other = train(**saving, resume_from_checkpoint=True)
-    assert "resuming is not bit-exact: precision was bfloat16 products: head, linear, is None" in other.said
+    assert "resuming is not bit-exact: precision was bfloat16 products: head, linear, is float32" in other.said

@@ -33,7 +33,7 @@ import workload
 from paddle import profiler
 
 from erniekit.data.batch import Batch
-from erniekit.model import attention, bf16, head, mlp, native_attention, norm, rope
+from erniekit.model import bf16, block_attention, head, mlp, native_attention, norm, rope
 from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.native import library
 
@@ -41,7 +41,7 @@ PARTS = {  # the innermost event that encloses a kernel and is named here says w
     "Linear": "linear layers",
     "MatmulGradNode": "linear layers",
     "_Linear": "linear layers",
-    "_BlockAttention": "attention",
+    "BlockAttention": "attention",
     "_NativeAttention": "attention",
     "_RMSNormFunction": "RMSNorm",
     "_NativeRMSNorm": "RMSNorm",
@@ -68,7 +68,7 @@ PARTS = {  # the innermost event that encloses a kernel and is named here says w
 }
 NATIVE = "native "  # begins the names of the native kernels' events
 OURS = (
-    attention._BlockAttention,
+    block_attention.BlockAttention,
     native_attention._NativeAttention,
     norm._RMSNormFunction,
     norm._NativeRMSNorm,

@@ -25,7 +25,7 @@ from erniekit.model.quantization.settings import WeightOnly
 from erniekit.model.vocabulary import new_row_shapes
 
 CHUNK_LOGITS = 4 << 20  # head.CHUNK_LOGITS; a test compares the two
-KEPT_SCORES = 4 << 20  # attention.MAX_SAVED_SCORES; likewise
+KEPT_SCORES = 4 << 20  # block_attention.MAX_SAVED_SCORES; likewise
 TILE = 256  # attention_plan.TILE; likewise
 # Host memory of a process that is not tensors, measured (docs/benchmarks.md, "Peak memory"): Python, Paddle, its
 # kernels' buffers. It was measured with every block of a megabyte mapped separately, so that there were no gaps.
@@ -44,6 +44,8 @@ class Formats:
     Attributes:
         master: of the optimizer's float32 master copies of 16-bit weights; 0: there are none.
         moments: of both moments of AdamW together.
+        rounded_weights: of the copies in bfloat16 that a step on a CPU keeps for its products; 0: there are none. The
+            estimate does not count that inputs of products are then kept in half the memory.
         on_cpu: the host memory of the process counts; otherwise FlashMask's kernel runs.
         native_kernels: on a CPU our kernels compute, which keep no attention scores and need fewer temporary values;
             otherwise Paddle's operators do, attention in blocks of scores.
@@ -54,6 +56,7 @@ class Formats:
     gradients: int = 4
     master: int = 0
     moments: int = 8
+    rounded_weights: int = 0
     on_cpu: bool = True
     native_kernels: bool = True
 
@@ -137,8 +140,8 @@ def training_memory(
     workspace = working * formats.activations
     rows = work.batch_size * work.max_seq_len**2
     memory = {
-        "parameters": weights * formats.weights // shards[2] + packed,
-        "reference": weights * formats.weights + packed if work.reference_copy else 0,
+        "parameters": weights * formats.weights // shards[2] + weights * formats.rounded_weights + packed,
+        "reference": weights * (formats.weights + formats.rounded_weights) + packed if work.reference_copy else 0,
         "gradients": trained * formats.gradients // shards[1],
         "optimizer": trained * (formats.master + formats.moments) // shards[0],
         "activations": saved * formats.activations,

@@ -15,7 +15,8 @@ import paddle
 import paddle.nn.functional as F
 
 from erniekit.inference.decoding.step import BLOCK_TOKENS, StepBatch
-from erniekit.model.attention import MASKED, AttentionPlan
+from erniekit.model.attention import AttentionPlan
+from erniekit.model.attention_plan import MASKED
 from erniekit.model.threads import parallel_map
 
 QUERY_TILE = 128  # tokens of a prompt that attend to the cache together: bounds the memory of their scores

@@ -15,12 +15,12 @@ import paddle
 import paddle.nn.functional as F
 from paddle.autograd import PyLayer
 
+from erniekit.model.attention_plan import MASKED
 from erniekit.model.autograd import apply, filter_gradients, needs_grad
 from erniekit.model.column_plan import ColumnPlan, plan_columns
 from erniekit.model.native_attention import has_native_attention, native_attention
 from erniekit.model.threads import parallel_map
 
-MASKED = -1e30  # added to scores that are not seen; far below any score
 MAX_SCORES = 512 << 10  # of one product: they stay in the processor's cache
 MAX_SAVED_SCORES = 4 << 20  # probabilities kept for backward, numbers per layer; above this they are recomputed
 

@@ -13,6 +13,7 @@
 #endif
 
 #include "simd.h"
+#include "threads.h"
 
 #define TILE 48             // tokens of a tile; column_plan.COLUMN_TILE is the same number
 #define ROWS (VL / 2)       // a register tile of a product: ROWS x at most 3 vectors
@@ -37,7 +38,7 @@ typedef struct {
 } Attention;
 
 typedef struct { int first, tokens, segment_first, segment_end; } Tile;
-typedef struct { int begin, end, masked; } Range;  // vectors of keys that some query sees; whether some pair is masked
+typedef struct { int begin, end, masked; } Seen;  // vectors of keys that some query sees; whether some pair is masked
 
 INLINE Tile tile_at(const Attention* a, int64_t tile) {
     const int32_t* t = a->tiles + 4 * tile;
@@ -75,8 +76,8 @@ INLINE int any(vi mask) {
 }
 
 // What ROWS queries from `first` on see of a tile of keys with these bounds.
-static Range seen_range(const int32_t* bounds, int first) {
-    Range range = {LANES, 0, 0};
+static Seen seen_range(const int32_t* bounds, int first) {
+    Seen range = {LANES, 0, 0};
     vi start = splat_int(first), end = splat_int(first + ROWS);
     for (int j = 0; j < LANES; j++) {
         const int32_t* b = bounds + j * VL;
@@ -89,15 +90,15 @@ static Range seen_range(const int32_t* bounds, int first) {
         }
         range.masked |= any(touched);
     }
-    return range.begin < range.end ? range : (Range){0, 0, 0};
+    return range.begin < range.end ? range : (Seen){0, 0, 0};
 }
 
 // The same for each strip of the queries of a tile.
-static void seen_ranges(const Attention* a, int64_t head, int64_t tile, Tile queries, Range* ranges) {
+static void seen_ranges(const Attention* a, int64_t head, int64_t tile, Tile queries, Seen* ranges) {
     int unmasked = tile_is_unmasked(a, head, tile, queries.first, queries.first + TILE);
     const int32_t* bounds = bounds_of(a, head, tile);
     for (int i = 0; i < queries.tokens; i += ROWS)
-        *ranges++ = unmasked ? (Range){0, LANES, 0} : seen_range(bounds, queries.first + i);
+        *ranges++ = unmasked ? (Seen){0, LANES, 0} : seen_range(bounds, queries.first + i);
 }
 
 INLINE vi hidden_from(const int32_t* bounds, int query) {  // of one vector of keys
@@ -196,11 +197,11 @@ static void multiply(int vectors, int depth, const float* a, int64_t a_row, int6
 }
 
 // Products of a strip of queries and the keys of a tile that it sees: scores = q k^T, and out += scores v.
-static void multiply_keys(const Attention* a, Range range, const float* q, const float* k_columns, float* scores) {
+static void multiply_keys(const Attention* a, Seen range, const float* q, const float* k_columns, float* scores) {
     int key = range.begin * VL;
     multiply(range.end - range.begin, a->size, q, a->width, 1, k_columns + key, TILE, scores + key, TILE, 0);
 }
-static void add_from_keys(const Attention* a, Range range, const float* scores, const float* v_rows, float* out) {
+static void add_from_keys(const Attention* a, Seen range, const float* scores, const float* v_rows, float* out) {
     int key = range.begin * VL, count = (range.end - range.begin) * VL;
     if (count) multiply(a->width / VL, count, scores + key, TILE, 1, v_rows + key * a->width, a->width, out, a->width, 1);
 }
@@ -269,7 +270,7 @@ INLINE void softmax_lanes(const int begin, const int end, const int masked, int6
     }
 }
 
-static void softmax_strip(const Attention* a, const int32_t* bounds, Range range, int first, float* scores, float* peak,
+static void softmax_strip(const Attention* a, const int32_t* bounds, Seen range, int first, float* scores, float* peak,
                           vf* total, float* out) {
     if (range.masked || range.end - range.begin < LANES)
         softmax_lanes(range.begin, range.end, 1, a->width, bounds, first, scores, peak, total, out);
@@ -277,7 +278,7 @@ static void softmax_strip(const Attention* a, const int32_t* bounds, Range range
         softmax_lanes(0, LANES, 0, a->width, bounds, first, scores, peak, total, out);
 }
 
-static void drop_strip(const Attention* a, int64_t head, Range range, int first, int first_key, float* probabilities) {
+static void drop_strip(const Attention* a, int64_t head, Seen range, int first, int first_key, float* probabilities) {
     for (int r = 0; r < ROWS; r++, probabilities += TILE) {
         RowKey key = row_key(a, head, first + r);
         for (int j = range.begin; j < range.end; j++) {
@@ -292,7 +293,7 @@ static void forward_tile(const Attention* a, int64_t tile, int64_t head, const f
     float q_rows[TILE * MAX_WIDTH] ALIGNED, out_rows[TILE * MAX_WIDTH] ALIGNED, scores[TILE * TILE] ALIGNED;
     float peak[TILE];
     vf total[TILE];
-    Range ranges[STRIPS];
+    Seen ranges[STRIPS];
     const int64_t width = a->width;
     Tile t = tile_at(a, tile);
     const int strips = (t.tokens + ROWS - 1) / ROWS;
@@ -403,7 +404,7 @@ INLINE void gradient_lanes(const int begin, const int end, const int masked, con
     }
 }
 
-static void gradient_strip(const Attention* a, int64_t head, const int32_t* bounds, Range range, const Queries* x, int i,
+static void gradient_strip(const Attention* a, int64_t head, const int32_t* bounds, Seen range, const Queries* x, int i,
                            int first_key, float* p, float* ds) {
     if (a->dropped)
         gradient_lanes(range.begin, range.end, 1, 1, a, head, bounds, x, i, first_key, p, ds);
@@ -433,7 +434,7 @@ static void backward_pair(const Attention* a, int64_t head, int64_t tile, Querie
     const int64_t width = a->width;
     const int32_t* bounds = bounds_of(a, head, tile);
     const int strips = (x->tile.tokens + ROWS - 1) / ROWS;
-    Range ranges[STRIPS];
+    Seen ranges[STRIPS];
     int first_strip[LANES], end_strip[LANES];  // of the queries that see a vector of keys
     for (int j = 0; j < LANES; j++) first_strip[j] = strips, end_strip[j] = 0;
     seen_ranges(a, head, tile, x->tile, ranges);

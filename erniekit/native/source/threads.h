@@ -7,6 +7,11 @@ int omp_get_thread_num(void);
 int omp_get_num_threads(void);
 int omp_get_max_threads(void);
 
+#ifdef __clang__
+// Clang 19 and later call it at the end of dynamic loops; Paddle's OpenMP runtime is older and needs nothing there.
+__attribute__((weak)) void __kmpc_dispatch_deinit(void* place, int32_t thread) { (void)place, (void)thread; }
+#endif
+
 typedef struct { int64_t begin, end; } Range;
 
 // The share of thread `me` of `all` threads in `count` things, in multiples of `unit`.

@@ -220,6 +220,7 @@ def _names(folders: list[Path]) -> str:
 IDENTITY_FILE = "run_identity.json"  # of a checkpoint
 _ROWS, _MICRO_BATCHES = "per_device_train_batch_size", "gradient_accumulation_steps"
 _DISPLAY_NAMES = {_MICRO_BATCHES: "gradient_accumulation_steps (times the data-parallel ranks)"}
+_UNSAID = {"precision": "float32"}  # settings that are recorded only where they have another value
 
 
 @dataclass(frozen=True)
@@ -310,4 +311,5 @@ def _without(names: Collection[str], batches: Mapping[str, Any]) -> dict[str, An
 
 def _changed(stored: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
     names = [name for name in {**stored, **own} if stored.get(name) != own.get(name)]
-    return [f"{_DISPLAY_NAMES.get(name, name)} was {stored.get(name)}, is {own.get(name)}" for name in names]
+    was, now = ({**_UNSAID, **settings} for settings in (stored, own))
+    return [f"{_DISPLAY_NAMES.get(name, name)} was {was.get(name)}, is {now.get(name)}" for name in names]

@@ -48,6 +48,10 @@ def test_all_differences_are_reported_at_once() -> None:
     [
         ({"cpu_settings": {"MKL_DEBUG_CPU_TYPE": "", "cpu_kernels": "paddle"}}, "MKL_DEBUG_CPU_TYPE was 7, is "),
         ({"cpu_settings": {"MKL_DEBUG_CPU_TYPE": "7", "cpu_kernels": "avx2"}}, "cpu_kernels was paddle, is avx2"),
+        (
+            {"cpu_settings": {"MKL_DEBUG_CPU_TYPE": "7", "cpu_kernels": "paddle", "precision": "bfloat16"}},
+            "precision was float32, is bfloat16",
+        ),
         ({"versions": {"paddle": "3.4.0"}}, "paddle was 3.3.1, is 3.4.0"),
     ],
 )
