@@ -95,9 +95,7 @@ def _capabilities() -> dict[str, str]:
 
     gpu = has_flashmask_kernel()
     return {
-        "attention": "FlashMask kernel of the GPU"
-        if gpu
-        else "exact CPU equivalent of FlashMask, one document at a time",
+        "attention": "FlashMask kernel of the GPU" if gpu else "exact CPU equivalent of FlashMask",
         "CPU kernels": _kernels(),
         "training precision": "fp32; products in bf16 with bf16: true, where it acts"
         if not gpu

@@ -47,8 +47,8 @@ class AccelerationParameters:
         "Which kernels compute on a CPU beside matrix products: ERNIEKit's own, written in C, or Paddle's operators. "
         "`auto` takes the fastest path of instructions that the processor has, and Paddle's operators where there is "
         "no library of kernels and no compiler to make one (`erniekit env` says which). A path that is named must be "
-        "able to run. Paths differ in the last bits of results, so a run resumes bit for bit on the path that it began "
-        "with.",
+        "able to run. Paths differ in the last bits of results, and Paddle's operators draw other attention dropout, "
+        "so a run resumes bit for bit on the path that it began with.",
         choices=("auto", "paddle", "avx2", "avx512", "avx512_bf16"),
         verbs=("train", "eval", "chat", "generate", "export"),
         example="avx2",
