@@ -26,9 +26,10 @@ def initialize_weights(decoder: Decoder, seed: int) -> None:
     config, architecture = decoder.config, decoder.config.architecture
     shapes, grown = as_stored(config).weight_shapes(), vocabulary_weights(config)
     parameters = named_weights(decoder)
+    is_linear = {name: architecture.is_linear(name) for name in parameters}  # a name without a rule ends it here
 
     def fill(name: str) -> None:
-        parameter, transposed = parameters[name], architecture.is_linear(name)
+        parameter, transposed = parameters[name], is_linear[name]
         allocate(parameter)
         if decoder.tp.size == 1 and not (config.vocabulary is not None and name in grown):
             for rows, block in initial_blocks(name, shapes[name], config, seed):

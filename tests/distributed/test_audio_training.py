@@ -77,7 +77,7 @@ SHAPE: dict[str, Any] = {
     **VOXTRAL,
     "text_config": {**VOXTRAL["text_config"], "hidden_size": 64},
     "audio_config": {
-        **VOXTRAL["audio_config"], "hidden_size": 192, "intermediate_size": 768, "num_hidden_layers": 6,
+        **VOXTRAL["audio_config"], "hidden_size": 192, "intermediate_size": 768, "num_hidden_layers": 8,
         "num_attention_heads": 4, "num_mel_bins": 32, "max_source_positions": 200,
     },
 }  # fmt: skip
