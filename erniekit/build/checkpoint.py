@@ -25,7 +25,7 @@ from erniekit.build.model import initial_weights
 from erniekit.build.precision import precision_identity
 from erniekit.config import Config
 from erniekit.config.sections.checkpoint import NAME, reason_ignored
-from erniekit.environment import cpu_settings, package_versions
+from erniekit.environment import package_versions, rounding_settings
 from erniekit.errors import CheckpointError
 from erniekit.hub.download import model_folder
 from erniekit.model.architectures.model_config import ModelConfig
@@ -129,7 +129,7 @@ def run_identity(config: Config, model: Decoder, data: RunData) -> RunIdentity:
         seed=config.training.seed,
         data_fingerprint=data.plan.dataset.fingerprint,
         batches=batch_settings(config, data.dp_rank.dp_world_size),
-        cpu_settings=cpu_settings() | {"cpu_kernels": path_in_use()} | precision_identity(config),
+        cpu_settings=rounding_settings() | {"cpu_kernels": path_in_use()} | precision_identity(config),
         versions=package_versions(),
         base_weights=base_fingerprint(model),
     )

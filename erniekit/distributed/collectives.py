@@ -24,7 +24,7 @@ from erniekit.model.architectures.plain_decoder import EMBEDDING
 from erniekit.model.architectures.sharding import Placement
 from erniekit.model.local_tensors import FullTensors, LocalTensors
 from erniekit.training.collectives import forward_backward_no_pipelining, forward_only_no_pipelining
-from erniekit.training.gradients import fill_missing_gradients, squared_norm
+from erniekit.training.gradients import fill_missing_gradients, squared_norms
 from erniekit.training.objectives.forward import Forward, HeadResult, Loss, MicroBatchLoss
 
 BeginMicroBatch = Callable[[int], None]
@@ -152,7 +152,7 @@ class LayoutRanks:
             gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         else:
             gradients = self._sharding_strategy.gradients(parameters)
-        non_finite = np.array([float(any(not np.isfinite(float(squared_norm(gradient))) for gradient in gradients))])
+        non_finite = np.array([float(bool(gradients) and not np.isfinite(squared_norms(gradients).numpy()).all())])
         if self._sharding_strategy is not None and self._sharding_strategy.reduces_in_backward:
             non_finite = self.mesh.sum(non_finite, "sharding")
         return not self.mesh.sum(self.mesh.sum(non_finite, "pipeline"), "tensor")[0]
@@ -162,8 +162,8 @@ class LayoutRanks:
             self._replicated_sync.after_update()
 
     def global_norm(self, updated: Sequence[Tensor]) -> Tensor:
-        squares = [squared_norm(tensor.grad).astype("float64") for tensor in updated if self._counts_in_norm(tensor)]
-        own = float(paddle.stack(squares).sum()) if squares else 0.0
+        counted = [tensor.grad for tensor in updated if self._counts_in_norm(tensor)]
+        own = float(squared_norms(counted).astype("float64").sum()) if counted else 0.0
         total = self.mesh.sum(np.array([own]), *AXES)
         return paddle.to_tensor(np.sqrt(total[0]), dtype="float64")
 

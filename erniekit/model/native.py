@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import paddle
@@ -37,6 +38,11 @@ def computes(*tensors: paddle.Tensor) -> bool:
 def contiguous(x: paddle.Tensor) -> paddle.Tensor:
     """Return x, or where its memory has gaps a copy without."""
     return x if x.is_contiguous() else x.contiguous()
+
+
+def size(x: paddle.Tensor) -> int:
+    """Return the number of elements; Paddle's `size` takes 30 times as long, 7 us."""
+    return math.prod(x.shape)
 
 
 def pointers(*tensors: paddle.Tensor | None) -> list[int | None]:

@@ -25,6 +25,6 @@ def scale_in_place(x: paddle.Tensor, factor: float | paddle.Tensor) -> None:
     """Multiply a tensor in place, without a gradient, with a number or a 0-d tensor; Paddle's operator uses one thread
     on a CPU."""
     if (kernel := native.kernel("scale", "lfp", x)) is not None:
-        kernel(x.size, float(factor), x.data_ptr())
+        kernel(native.size(x), float(factor), x.data_ptr())
     else:
         x.scale_(factor)

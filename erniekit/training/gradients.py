@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import paddle
@@ -28,21 +28,24 @@ def fill_missing_gradients(parameters: Iterable[Tensor]) -> None:
 @paddle.no_grad()
 def global_norm(parameters: Iterable[Tensor]) -> Tensor:
     """Return the Euclidean norm of all gradients as one vector, a 0-d tensor (fp64 for fp64 gradients, else fp32)."""
-    return paddle.stack([squared_norm(p.grad) for p in parameters if p.grad is not None]).sum().sqrt()
+    return squared_norms([p.grad for p in parameters if p.grad is not None]).sum().sqrt()
 
 
-def squared_norm(gradient: Tensor) -> Tensor:
-    """Return the sum of squares, 0-d, in fp64 for fp64 and otherwise in fp32.
+def squared_norms(gradients: Sequence[Tensor]) -> Tensor:
+    """Return the sum of squares of each of the n gradients, [n], in fp64 for fp64 and otherwise in fp32.
 
     Uses a native kernel, or that of Paddle's ClipGradByGlobalNorm: `paddle.linalg.norm` adds fp32 squares one after
     the other on a CPU and is 3.5% too small for a tensor of 30 million elements (and 30 times slower).
     """
-    if (kernel := native.kernel("squared_norm", "lppp", gradient)) is not None:
-        parts, total = paddle.empty([gradient.size // SQUARES_BLOCK + 1], "float64"), paddle.empty([], "float32")
-        kernel(gradient.size, gradient.data_ptr(), parts.data_ptr(), total.data_ptr())
-        return total
-    wide = gradient if gradient.dtype == paddle.float64 else gradient.astype("float32")
-    return _C_ops.squared_l2_norm(wide).reshape([])
+    if gradients and (kernel := native.kernel("squared_norm", "lppp", *gradients)) is not None:
+        sizes, totals = [native.size(gradient) for gradient in gradients], paddle.empty([len(gradients)], "float32")
+        parts = paddle.empty([max(sizes) // SQUARES_BLOCK + 1], "float64")
+        for index, (size, gradient) in enumerate(zip(sizes, gradients, strict=True)):
+            total = totals.data_ptr() + index * totals.element_size()
+            kernel(size, gradient.data_ptr(), parts.data_ptr(), total)
+        return totals
+    wide = [gradient if gradient.dtype == paddle.float64 else gradient.astype("float32") for gradient in gradients]
+    return paddle.stack([_C_ops.squared_l2_norm(gradient).reshape([]) for gradient in wide])
 
 
 def clip_by_norm(parameters: Iterable[Tensor], norm: float, max_norm: float) -> None:

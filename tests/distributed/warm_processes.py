@@ -33,7 +33,7 @@ from erniekit.launch import local
 
 ROOT = Path(__file__).parents[2]
 # Read when Paddle is imported: a rank that has another value of one of these, or a FLAGS_ variable, starts anew.
-SERVER_VARIABLES = {"OMP_NUM_THREADS": "1", "KMP_BLOCKTIME": "0"}
+SERVER_VARIABLES = {"OMP_NUM_THREADS": "1", "KMP_BLOCKTIME": "1"}
 QUIET = {"GLOG_minloglevel": "1"}  # also read then, but it only decides what is logged
 
 

@@ -93,7 +93,7 @@ def run(side: Side, folder: Path, cache: Path, threads: int) -> Run:
         )  # ours keeps its compiled modules, as an installed one does
         own = {name: value for name, value in os.environ.items() if name not in left_out}
         environment = {
-            **own, "OMP_NUM_THREADS": str(threads), "RAYON_NUM_THREADS": str(threads), "KMP_BLOCKTIME": "0",
+            **own, "OMP_NUM_THREADS": str(threads), "RAYON_NUM_THREADS": str(threads), "KMP_BLOCKTIME": "1",
             "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "true",
         }  # fmt: skip
         start = time.monotonic()

@@ -23,7 +23,7 @@ class Worker:
     """One side of a comparison (`sides/turns.py`): it reads a line of JSON for each turn, and prints as it likes."""
 
     def __init__(self, command: Sequence[str], threads: int) -> None:
-        environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "KMP_BLOCKTIME": "0", "HF_HUB_OFFLINE": "1"}
+        environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "KMP_BLOCKTIME": "1", "HF_HUB_OFFLINE": "1"}
         environment.pop("PYTHONPATH", None)  # a peer may be named as this project is
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 -- lives as long as the process; no pipe: nobody empties it, and some sides write a lot
         self.process = subprocess.Popen(

@@ -242,8 +242,9 @@ class RunIdentity:
     def from_json(cls, stored: Mapping[str, Any], path: Path) -> RunIdentity:
         try:
             identity = cls(**stored)
-            # earlier versions had no kernels of their own
-            return replace(identity, cpu_settings={"cpu_kernels": "paddle", **identity.cpu_settings})
+            # Earlier versions had no kernels of their own, and stored this setting, which changes no bits.
+            settings = {"cpu_kernels": "paddle", **identity.cpu_settings}
+            return replace(identity, cpu_settings={key: settings[key] for key in settings if key != "KMP_BLOCKTIME"})
         except TypeError as error:
             raise CheckpointError(f"{path}: not an identity of this version ({error})") from None
 

@@ -57,7 +57,7 @@ class StatefulAdamW(AdamW):
             return False
         decay = self._weight_decay if self._apply_decay_param_fun(parameter.name) else 0.0
         pointers = [tensor.data_ptr() for tensor in tensors]
-        update(parameter.size, *pointers, self._beta1, self._beta2, self._epsilon, decay)
+        update(native.size(parameter), *pointers, self._beta1, self._beta2, self._epsilon, decay)
         return True
 
     def kinds(self, updated: Tensor) -> tuple[str, ...]:

@@ -97,7 +97,7 @@ def test_stored_and_read_again() -> None:
 
 
 def test_checkpoints_of_earlier_versions_were_computed_with_paddles_operators() -> None:
-    earlier = identity(cpu_settings={"MKL_DEBUG_CPU_TYPE": "7"})
+    earlier = identity(cpu_settings={"MKL_DEBUG_CPU_TYPE": "7", "KMP_BLOCKTIME": "0"})
     assert RunIdentity.from_json(earlier.to_json(), FOLDER) == identity()
     avx2 = identity(cpu_settings={"MKL_DEBUG_CPU_TYPE": "7", "cpu_kernels": "avx2"})
     assert RunIdentity.from_json(avx2.to_json(), FOLDER) == avx2
