@@ -66,29 +66,29 @@ def clamped_swiglu(gate: paddle.Tensor, up: paddle.Tensor) -> paddle.Tensor:
 
 def _native(name: str, gate: paddle.Tensor, up: paddle.Tensor) -> paddle.Tensor | None:
     """Compute the activation of this name with kernels of our own; None where Paddle's operators have to run."""
-    if native.kernel(f"{name}_forward", "lppp", gate, up) is None or gate.shape != up.shape:
+    if native.kernel("activation_forward", "llppp", gate, up) is None or gate.shape != up.shape:
         return None
-    return apply(_NativeActivation, gate, up, name)
+    return apply(_NativeActivation, gate, up, ACTIVATION_KINDS[name])
 
 
 class _NativeActivation(PyLayer):
     """One pass over memory in either direction (`native/source/activation.c`); backward keeps gate and up."""
 
     @staticmethod
-    def forward(ctx, gate, up, name):  # type: ignore[no-untyped-def]
+    def forward(ctx, gate, up, kind):  # type: ignore[no-untyped-def]
         ctx.save_for_backward(gate, up)
-        ctx.name, ctx.needs_input_grad = name, needs_grad(gate, up)
+        ctx.kind, ctx.needs_input_grad = kind, needs_grad(gate, up)
         joined = paddle.empty_like(gate)
-        compute = native.kernel(f"{name}_forward", "lppp", gate, up)
-        compute(gate.size, *native.pointers(gate, up, joined))
+        compute = native.kernel("activation_forward", "llppp", gate, up)
+        compute(kind, gate.size, *native.pointers(gate, up, joined))
         return joined
 
     @staticmethod
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
         tensors = (*ctx.saved_tensor(), grad.contiguous())
         gradients = [paddle.empty_like(grad), paddle.empty_like(grad)]
-        compute = native.kernel(f"{ctx.name}_backward", "lppppp", *tensors)
-        compute(grad.size, *native.pointers(*tensors, *gradients))
+        compute = native.kernel("activation_backward", "llppppp", *tensors)
+        compute(ctx.kind, grad.size, *native.pointers(*tensors, *gradients))
         return filter_gradients(gradients, ctx.needs_input_grad)
 
 
@@ -98,6 +98,8 @@ ACTIVATIONS: dict[str, Callable[[paddle.Tensor, paddle.Tensor], paddle.Tensor]] 
     "geglu_tanh": geglu_tanh,
     "clamped_swiglu": clamped_swiglu,
 }
+# Their numbers in `Activation` of native/source/activation.h.
+ACTIVATION_KINDS = {"swiglu": 0, "geglu_tanh": 1, "clamped_swiglu": 2}
 
 
 class MLP(nn.Layer):

@@ -9,6 +9,7 @@ import pytest
 
 from tests.distributed.cases import sharding, sharding_in_16_bits
 from tests.distributed.ranks import run_ranks
+from tests.model.tiny import EXPERTS
 
 pytestmark = pytest.mark.distributed
 
@@ -24,14 +25,7 @@ MORE_WAYS: dict[str, dict[str, Any]] = {
     "stage1 split, released": {"sharding": "stage1", "options": {"split": True, "release": True}},
     "stage2 released": {"sharding": "stage2", "options": {"release": True}},
 }
-MOE = {
-    "model_type": "ernie4_5_moe",
-    "moe_num_experts": 5,
-    "moe_k": 2,
-    "moe_intermediate_size": 12,
-    "moe_num_shared_experts": 1,
-    "moe_layer_start_index": 1,
-}
+MOE = {**EXPERTS, "moe_num_experts": 5}
 KINDS: dict[str, dict[str, Any]] = {
     "full": {},
     "untied": {"tie_word_embeddings": False},

@@ -20,7 +20,7 @@ from erniekit.export.static_program import (
 )
 from erniekit.inference.generation import generate
 from erniekit.inference.sampling import Sampling
-from tests.model.tiny import logits_of, tiny_model
+from tests.model.tiny import EXPERTS, logits_of, tiny_model
 
 pytestmark = pytest.mark.slow
 
@@ -30,11 +30,8 @@ FAMILIES = {
     "llama": {"model_type": "llama", "tie_word_embeddings": False},
     "qwen2": {"model_type": "qwen2", "num_key_value_heads": 1},
     "qwen3": {"model_type": "qwen3", "num_key_value_heads": 4},
-    "ernie4_5_moe": {
-        "model_type": "ernie4_5_moe", "moe_num_experts": 5, "moe_k": 2, "moe_intermediate_size": 12,
-        "moe_num_shared_experts": 1, "moe_layer_start_index": 1,
-    },
-}  # fmt: skip
+    "ernie4_5_moe": {**EXPERTS, "moe_num_experts": 5},
+}
 PROMPTS = [[3], [5, 6, 7, 8, 9], list(range(20, 40))]
 
 

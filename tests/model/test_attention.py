@@ -17,6 +17,7 @@ from erniekit.model import attention as attention_module
 from erniekit.model import block_attention
 from erniekit.model.attention import AttentionPlan, attention, dense_mask_bytes
 from erniekit.model.attention_plan import masked_region, plan_blocks
+from erniekit.native import library
 
 
 def columns(*values):
@@ -72,7 +73,7 @@ def reference(q, k, v, indices, causal):
 
 @pytest.fixture(autouse=True)
 def paddle_operators(monkeypatch):
-    """These tests are of Paddle's operators; `test_native_attention.py` has those of our kernel."""
+    """These tests are of Paddle's operators, unless they say "native"; more of our kernel: test_native_attention.py."""
     monkeypatch.setattr(attention_module, "has_native_attention", lambda *_: False)
 
 
@@ -214,8 +215,13 @@ def test_rows_that_see_nothing_are_exact_zeros_without_gradient():
     assert not out[:, 3:].any() and not dq[:, 3:].any()
 
 
-def test_masked_keys_have_exactly_no_influence():
+@pytest.mark.parametrize("how", ["blocks", "native"])
+def test_masked_keys_have_exactly_no_influence(how, monkeypatch):
     """Whatever a masked key holds; Paddle's softmax alone would leave it a probability of e^-64."""
+    if how == "native":
+        if library.kernels().path == library.PADDLE:
+            pytest.skip(library.kernels().reason)
+        monkeypatch.setattr(attention_module, "has_native_attention", lambda *_: True)
     indices = columns(document_ends([3, 4]))
     q, k, v = (paddle.ones([1, 7, 2, 4]) for _ in range(3))
     v[:, 3:] = 1e30

@@ -30,18 +30,11 @@ from erniekit.model.vocabulary import grow, grown_vocabulary
 from erniekit.model.weights import named_weights, save_model_folder
 from erniekit.native import onednn
 
-from .tiny import pack, tiny_model
+from .tiny import EXPERTS, pack, tiny_model
 
 IDS = np.random.default_rng(0).integers(0, 53, 40)
 LABELS = np.where(np.random.default_rng(1).random(40) < 0.4, -100, np.roll(IDS, -1))
-EXPERTS = {
-    "model_type": "ernie4_5_moe",
-    "moe_num_experts": 4,
-    "moe_k": 2,
-    "moe_intermediate_size": 12,
-    "moe_num_shared_experts": 1,
-    "moe_layer_start_index": 0,
-}
+ONLY_EXPERTS = {**EXPERTS, "moe_layer_start_index": 0}
 HEADS = [{}, {"sparse": True}, {"fused": True}]
 
 
@@ -208,7 +201,7 @@ def assert_like_numpy(run, in_numpy):
         assert difference <= 2e-3 * np.linalg.norm(expected[name]) + 1e-6, name
 
 
-@pytest.mark.parametrize("family", [{}, {"tie_word_embeddings": False, "use_bias": True}, EXPERTS])
+@pytest.mark.parametrize("family", [{}, {"tie_word_embeddings": False, "use_bias": True}, ONLY_EXPERTS])
 @pytest.mark.parametrize("head", HEADS, ids=["plain", "sparse", "fused"])
 @pytest.mark.parametrize("logps", [False, True], ids=["loss", "log-probabilities"])
 def test_models_compute_as_numpy_does(family, head, logps, in_numpy, monkeypatch):
@@ -280,7 +273,7 @@ def test_frozen_weights_in_few_bits_are_rounded_like_dense_ones(form):
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
 @pytest.mark.parametrize("granularity", ["full", "full_attn", "core_attn"])
-@pytest.mark.parametrize("family", [{}, EXPERTS], ids=["dense", "experts"])
+@pytest.mark.parametrize("family", [{}, ONLY_EXPERTS], ids=["dense", "experts"])
 def test_recomputation_and_weights_that_are_rounded_once_give_the_same_bits(use_reentrant, granularity, family):
     def run(recompute):
         decoder = with_blocks_in_bfloat16(tiny_model(hidden_dropout=0.2, **family))

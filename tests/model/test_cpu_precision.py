@@ -14,10 +14,8 @@ from erniekit.model.head import token_loss
 from erniekit.model.recompute import Recompute
 from erniekit.model.weights import named_weights
 
-from .tiny import pack, tiny_model
+from .tiny import EXPERTS, pack, tiny_model
 
-MOE = {"model_type": "ernie4_5_moe", "moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 12}
-MOE |= {"moe_num_shared_experts": 1, "moe_layer_start_index": 1}
 TOKENS = np.arange(12)
 
 
@@ -33,7 +31,7 @@ def gradients(model: paddle.nn.Layer) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("products", [PRODUCTS, frozenset({LINEAR})])
 def test_each_block_computes_its_own_products(products: frozenset[str]) -> None:
-    model, found = tiny_model(**MOE), {}
+    model, found = tiny_model(**EXPERTS), {}
     CpuBFloat16(products).apply_to(model)
     for name, layer in [
         ("linear", model.layers[1].self_attn.q_proj),

@@ -23,10 +23,7 @@ from erniekit.training.optim.adamw import (
     optimizer_state,
 )
 
-from .tiny import logits_of, pack, tiny_model
-
-MOE = {"model_type": "ernie4_5_moe", "moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 12}
-MOE |= {"moe_num_shared_experts": 1, "moe_layer_start_index": 1}
+from .tiny import EXPERTS, logits_of, pack, tiny_model
 
 
 @pytest.fixture
@@ -56,7 +53,7 @@ def test_a_device_without_it_refuses():
 
 @pytest.mark.parametrize("recompute", [None, Recompute(False), Recompute(True)])
 def test_layers_are_cast_and_head_norm_and_router_are_not(amp, recompute):
-    model = tiny_model(**MOE)
+    model = tiny_model(**EXPERTS)
     plain = logits_of(model, range(12))
     found = {}
 

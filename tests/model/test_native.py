@@ -16,7 +16,7 @@ def kernels(monkeypatch):
 
 def test_contiguous_float32_tensors_on_a_cpu(kernels):
     x = paddle.ones([3, 4])
-    assert native.kernel("swiglu_forward", "lppp", x, x) == ("swiglu_forward", "lppp")
+    assert native.kernel("activation_forward", "llppp", x, x) == ("activation_forward", "llppp")
 
 
 OTHERS = {
@@ -28,11 +28,11 @@ OTHERS = {
 
 @pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
 def test_paddles_operators_take_all_others(kernels, other):
-    assert native.kernel("swiglu_forward", "lppp", paddle.ones([3, 4]), other()) is None
+    assert native.kernel("activation_forward", "llppp", paddle.ones([3, 4]), other()) is None
 
 
 @pytest.mark.parametrize(("question", "answer"), [("get_device", "gpu:0"), ("in_dynamic_mode", False)])
 def test_paddles_operators_run_on_other_devices_and_in_programs(kernels, monkeypatch, question, answer):
     x = paddle.ones([3, 4])
     monkeypatch.setattr(paddle, question, lambda: answer)
-    assert native.kernel("swiglu_forward", "lppp", x) is None
+    assert native.kernel("activation_forward", "llppp", x) is None

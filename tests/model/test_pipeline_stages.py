@@ -11,7 +11,7 @@ from erniekit.model.decoder import Decoder, PipelineStage
 from erniekit.model.storage.layouts import StoredWeights
 from erniekit.model.weights import named_weights, save_model_folder
 
-from .tiny import pack, tiny_config
+from .tiny import EXPERTS, pack, tiny_config
 
 PARTS = (
     PipelineStage((range(1), range(3, 4)), first=True, last=False),  # two runs each
@@ -52,8 +52,7 @@ def test_parts_one_after_another_compute_what_the_whole_does(tied):
 
 def test_multi_token_prediction_has_a_copy_of_the_embedding():
     changes = {"num_nextn_predict_layers": 1, "tie_word_embeddings": False}
-    moe = {"model_type": "ernie4_5_moe", "moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 8}
-    _, (first, last) = pipeline_stages(**moe, **changes)
+    _, (first, last) = pipeline_stages(**EXPERTS, **changes)
     assert "model.embed_tokens.weight" in named_weights(last) and not first.mtp and len(last.mtp) == 1
 
 

@@ -20,6 +20,15 @@ CONFIG = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 128,
 }
+# A dense layer, then one of experts.
+EXPERTS = {
+    "model_type": "ernie4_5_moe",
+    "moe_num_experts": 4,
+    "moe_k": 2,
+    "moe_intermediate_size": 12,
+    "moe_num_shared_experts": 1,
+    "moe_layer_start_index": 1,
+}
 # What some families need for a tiny shape.
 FAMILIES = {
     "deepseek_v3": {

@@ -47,6 +47,16 @@ def guarded(size: int) -> np.ndarray:
     return np.full(size + 64, GUARD, np.float32)
 
 
+def forward(name: str, gate: np.ndarray, up: np.ndarray, y: np.ndarray) -> None:
+    compute = library.function("activation_forward", "llppp")
+    compute(mlp.ACTIVATION_KINDS[name], gate.size, *map(address, (gate, up, y)))
+
+
+def backward(name: str, gate: np.ndarray, up: np.ndarray, grad: np.ndarray, *gradients: np.ndarray) -> None:
+    compute = library.function("activation_backward", "llppppp")
+    compute(mlp.ACTIVATION_KINDS[name], gate.size, *map(address, (gate, up, grad, *gradients)))
+
+
 def address(array: np.ndarray) -> int:
     return array.ctypes.data
 
@@ -56,8 +66,8 @@ def address(array: np.ndarray) -> int:
 def test_values_and_gradients_equal_the_formula(native_path, name, size) -> None:
     gate, up, grad = (RNG.standard_normal(size).astype(np.float32) * scale for scale in (5, 4, 1))
     y, gate_grad, up_grad = guarded(size), guarded(size), guarded(size)
-    library.function(f"{name}_forward", "lppp")(size, *map(address, (gate, up, y)))
-    library.function(f"{name}_backward", "lppppp")(size, *map(address, (gate, up, grad, gate_grad, up_grad)))
+    forward(name, gate, up, y)
+    backward(name, gate, up, grad, gate_grad, up_grad)
     value, by_gate, by_up = FORMULAS[name](gate.astype(np.float64), up.astype(np.float64))
     for actual, expected in ((y, value), (gate_grad, grad * by_gate), (up_grad, grad * by_up)):
         np.testing.assert_allclose(actual[:size], expected, rtol=3e-6, atol=3e-6)
@@ -69,7 +79,7 @@ def test_extremes_stay_finite_and_nan_is_seen(native_path, name) -> None:
     gate = np.array([-1e30, -200, -90, -88, 0, 88, 200, 1e18, np.nan, 1], np.float32)
     up = np.array([1, 1, 1, 1, 1, 1, 1, 1, 1, np.nan], np.float32)
     y = np.empty_like(gate)
-    library.function(f"{name}_forward", "lppp")(gate.size, *map(address, (gate, up, y)))
+    forward(name, gate, up, y)
     assert np.isfinite(y[:8]).all() and np.isnan(y[8:]).all()
     np.testing.assert_allclose(y[:5], 0, atol=1e-6)
 
@@ -84,7 +94,7 @@ def test_threads_do_not_change_a_bit(native_path, name) -> None:
         for threads in (1, 2, 3):
             set_threads(threads)
             results.append(np.empty_like(gate))
-            library.function(f"{name}_forward", "lppp")(size, *map(address, (gate, up, results[-1])))
+            forward(name, gate, up, results[-1])
     finally:
         set_threads(2)
     assert (results[0] == results[1]).all() and (results[0] == results[2]).all()

@@ -13,16 +13,13 @@ from erniekit.model.attention import AttentionPlan
 from erniekit.model.head import token_log_probabilities
 from erniekit.model.weights import named_weights
 
-from ..model.tiny import tiny_model
+from ..model.tiny import EXPERTS, tiny_model
 
 SHAPES = {
     "dense": {},
-    "experts": {
-        "model_type": "ernie4_5_moe", "moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 12,
-        "moe_num_shared_experts": 1, "moe_layer_start_index": 1,
-    },
+    "experts": EXPERTS,
     "interleaved": {"model_type": "llama", "rope_theta": 10000.0},
-}  # fmt: skip
+}
 # tokens of prompt, chosen and rejected: long prompts, long answers, one token, and lengths beside powers of two
 ROWS = [[(310, 70, 129), (1, 1, 300)], [(5, 260, 3), (64, 1, 1), (257, 33, 31)], []]
 

@@ -16,15 +16,12 @@ from erniekit.model.weights import named_weights
 from erniekit.training.objectives.objective import Objective, supervised
 from erniekit.training.objectives.preference import preference
 
-from ..model.tiny import tiny_model
+from ..model.tiny import EXPERTS, tiny_model
 
 SHAPES = {
     "dense": {},
-    "experts and predictions": {
-        "model_type": "ernie4_5_moe", "moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 12,
-        "moe_num_shared_experts": 1, "moe_layer_start_index": 1, "num_nextn_predict_layers": 1,
-    },
-}  # fmt: skip
+    "experts and predictions": {**EXPERTS, "num_nextn_predict_layers": 1},
+}
 
 
 def batch_of(seed: int, pairs: bool) -> Batch:

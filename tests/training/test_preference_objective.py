@@ -21,12 +21,7 @@ from erniekit.training.objectives.preference_losses import LOSSES
 from erniekit.training.objectives.reference import AdapterReference, FrozenReference, set_values
 from erniekit.training.step import train_step
 
-from ..model.tiny import tiny_model
-
-MOE = {
-    "model_type": "ernie4_5_moe", "moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 12,
-    "moe_num_shared_experts": 1, "moe_layer_start_index": 1,
-}  # fmt: skip
+from ..model.tiny import EXPERTS, tiny_model
 
 
 def pairs(*lengths, seed=0):
@@ -79,7 +74,7 @@ def test_kto_and_references_leave_routers_alone():
     """Only the pass that learns counts for the balance of experts: what else runs through the model does not."""
 
     def biases(reference_of, name):
-        decoder = tiny_model(**MOE)
+        decoder = tiny_model(**EXPERTS)
         decoder.balance.section = MoeParameters(moe_aux_loss_lambda=0.1, moe_router_bias_update_rate=0.01)
         decoder.train()
         reference = reference_of(decoder)

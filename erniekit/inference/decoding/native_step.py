@@ -22,7 +22,7 @@ from erniekit.model.decoder import Decoder
 from erniekit.model.decoder_layer import DecoderLayer
 from erniekit.model.linear import Linear
 from erniekit.model.lora.lora import LowRankAdapter
-from erniekit.model.mlp import MLP
+from erniekit.model.mlp import ACTIVATION_KINDS, MLP
 from erniekit.model.norm import RMSNorm
 from erniekit.model.quantization.packed import PackedWeight
 from erniekit.native import library
@@ -31,7 +31,6 @@ from erniekit.native.mkl import sgemm_address
 MAX_HEAD = 512  # channels of a head (`decode.h`)
 SLAB_BYTES = 16 << 20  # blocks are allocated together, about so many bytes of them
 INPUTS_FIRST, OUTPUTS_FIRST, BYTES, NIBBLES = range(4)  # `Form` of decode.h
-ACTIVATIONS = {"swiglu": 0, "geglu_tanh": 1}  # `Activation` of decode.h
 
 
 def _fields(**names: Any) -> list[tuple[str, Any]]:
@@ -90,8 +89,8 @@ def refusal(decoder: Any) -> str | None:
         return f"{config.model_type} has layers of its own"
     if any(not isinstance(layer.mlp, MLP) for layer in decoder.layers):
         return "it has layers of experts"
-    if architecture.activation not in ACTIVATIONS or config.head_dim > MAX_HEAD or config.head_dim % 2:
-        return f"{architecture.activation} of heads of {config.head_dim} channels is not there"
+    if config.head_dim > MAX_HEAD or config.head_dim % 2:
+        return f"its heads have {config.head_dim} channels"
     if any(owner.vocabulary.place(owner) is not None for owner in (decoder.embedding, decoder.head._owner[0])):
         return "rows of new tokens stand beside its weights"
     if any(layer._forward_pre_hooks for layer in decoder.sublayers()):  # such as those that gather parameters (ZeRO 3)
@@ -233,7 +232,7 @@ class NativeStep:
             rope_count=len(tables),
             norm_whole=architecture.qk_norm == "projection",
             interleaved=architecture.rotary_interleaved,
-            activation=ACTIVATIONS[architecture.activation],
+            activation=ACTIVATION_KINDS[architecture.activation],
             epsilon=config.rms_norm_eps,
             embedding_scale=multipliers.embedding,
             residual_scale=multipliers.residual,

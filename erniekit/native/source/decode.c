@@ -140,18 +140,11 @@ static void finish_heads(const Decoder* d, int64_t number, const Batch* batch, R
     }
 }
 
-// activation(gate) up of some channels, written over the gates
-static void activate(const Decoder* d, Range channels, int64_t tokens, float* gates) {
+// What joins gates and up, of some channels, written over the gates
+static void activate_tokens(const Decoder* d, Range channels, int64_t tokens, float* gates) {
     for (int64_t t = 0; t < tokens; t++) {
-        float *gate = gates + t * 2 * d->inner, *up = gate + d->inner;
-        for (int64_t i = channels.begin; i < channels.end; i += VL) {
-            int rest = channels.end - i < VL ? (int)(channels.end - i) : VL;
-            vf g = rest == VL ? load(gate + i) : load_part(gate + i, rest, 0);
-            vf u = rest == VL ? load(up + i) : load_part(up + i, rest, 0);
-            vf y = d->activation == SWIGLU ? swiglu(g, u) : geglu(g, u);
-            if (rest == VL) store(gate + i, y);
-            else store_part(gate + i, y, rest);
-        }
+        float* gate = gates + t * 2 * d->inner;
+        activate(d->activation, channels, gate, gate + d->inner, gate);
     }
 }
 
@@ -179,7 +172,7 @@ static void run_layer(Team team, const Decoder* d, int64_t number, const Batch* 
     if (layer->up.outputs)
         decode_linear(team, d->sgemm, &layer->up, tokens, work->normed, d->hidden, work->gates + d->inner, 2 * d->inner, spare);
     decode_meet(team);
-    activate(d, share(team, d->inner, VL), tokens, work->gates);
+    activate_tokens(d, share(team, d->inner, VL), tokens, work->gates);
     decode_meet(team);
     decode_linear(team, d->sgemm, &layer->down, tokens, work->gates, 2 * d->inner, work->normed, d->hidden, spare);
     decode_meet(team);

@@ -38,8 +38,6 @@ typedef struct {
     int64_t rope;    // the number of the rope table; -1: nothing is turned
 } Layer;
 
-enum Activation { SWIGLU, GEGLU_TANH };
-
 typedef void Sgemm(int layout, int transpose_a, int transpose_b, int m, int n, int k, float alpha, const float* a, int lda,
                    const float* b, int ldb, float beta, float* c, int ldc);
 
@@ -47,7 +45,7 @@ typedef struct {
     int64_t hidden, heads, key_heads, head_dim, inner, vocabulary, layer_count, rope_count;
     int64_t norm_whole;   // query_norm and key_norm are of the whole projection
     int64_t interleaved;  // rotary embeddings turn channels (2i, 2i + 1); otherwise (i, i + D / 2)
-    int64_t activation;
+    int64_t activation;   // an `Activation` of activation.h
     float epsilon, embedding_scale, residual_scale, attention_scale;
     const float* embedding;    // [V, H]
     const float* norm;         // [H]

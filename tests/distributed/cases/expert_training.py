@@ -27,16 +27,12 @@ from erniekit.training.collectives import SINGLE_PROCESS, Ranks
 from erniekit.training.objectives.objective import supervised
 from erniekit.training.optim.adamw import build_optimizer
 from erniekit.training.step import train_step
-from tests.model.tiny import tiny_config
+from tests.model.tiny import EXPERTS, tiny_config
 
 STEPS, VOCABULARY = 4, 56
 MOE = {
-    "model_type": "ernie4_5_moe",
+    **EXPERTS,
     "vocab_size": VOCABULARY,
-    "moe_num_experts": 4,
-    "moe_k": 2,
-    "moe_intermediate_size": 12,
-    "moe_num_shared_experts": 1,
     "moe_layer_start_index": 0,
     "num_hidden_layers": 2,
     "num_nextn_predict_layers": 1,

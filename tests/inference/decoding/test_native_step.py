@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,9 +13,11 @@ import pytest
 
 from erniekit.inference.decoding.native_step import SLAB_BYTES, NativeStep, block_bytes, refusal
 from erniekit.inference.decoding.step import BLOCK_TOKENS, StepBatch
+from erniekit.model.architectures.registry import ARCHITECTURES
 from erniekit.model.attention import AttentionPlan
 from erniekit.model.lora.config import LoraSettings
 from erniekit.model.lora.lora import add_adapters, merge_adapters, named_adapters
+from erniekit.model.mlp import ACTIVATIONS
 from erniekit.model.quantization.packed import pack_linears
 from erniekit.model.quantization.settings import WEIGHT_ONLY, WeightOnly
 from erniekit.model.weights import named_linears
@@ -81,6 +84,14 @@ def test_chunks_and_single_tokens_give_the_decoders_logits(family):
     got = [step.logits(a_batch((ids[:21], 0, blocks))), step.logits(a_batch((ids[21:60], 21, blocks)))]
     got += [step.logits(a_batch((ids[i : i + 1], i, blocks))) for i in range(60, 75)]
     assert_close(np.concatenate(got), logits_of(decoder, ids))
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_every_activation_is_that_of_the_decoder(monkeypatch, activation):
+    monkeypatch.setitem(ARCHITECTURES, "llama", replace(ARCHITECTURES["llama"], activation=activation))
+    decoder, ids = tiny_model(seed=1, model_type="llama", intermediate_size=37), tokens_of(1, 20)
+    assert refusal(decoder) is None
+    assert_close(NativeStep(decoder).logits(a_batch((ids, 0, [1, 0]))), logits_of(decoder, ids))
 
 
 def test_the_library_of_products_changes_nothing(monkeypatch):
@@ -225,6 +236,7 @@ def test_states_of_recordings_stand_among_the_embeddings():
         ({"model_type": "mixtral", "num_local_experts": 4}, "experts"),
         ({"model_type": "deepseek_v3"}, "layers of its own"),
         ({"model_type": "gpt_oss"}, "layers of its own"),
+        ({"head_dim": 514}, "heads have 514 channels"),
     ],
 )
 def test_other_decoders_are_refused_with_a_reason(changes, why):

@@ -17,16 +17,9 @@ from erniekit.model.moe.router import NO_BALANCE_LOSSES, ExpertBalance, only_in_
 from erniekit.model.recompute import Recompute
 from erniekit.model.weights import named_weights
 
-from ..tiny import logits_of, pack, tiny_config, tiny_model
+from ..tiny import EXPERTS, logits_of, pack, tiny_config, tiny_model
 
-MOE = {
-    "model_type": "ernie4_5_moe",
-    "moe_num_experts": 5,
-    "moe_k": 2,
-    "moe_intermediate_size": 12,
-    "moe_num_shared_experts": 1,
-    "moe_layer_start_index": 0,
-}
+MOE = {**EXPERTS, "moe_num_experts": 5, "moe_layer_start_index": 0}
 NO_LOSSES = NO_BALANCE_LOSSES
 SETTINGS = MoeParameters(0.3, 0.2, 0.1)
 

@@ -22,17 +22,14 @@ from erniekit.model.recompute import Recompute
 from erniekit.model.tensor_parallel import TensorParallel
 from erniekit.model.weights import named_linears, named_weights, packed_weights, save_model_folder
 
-from ..tiny import logits_of, pack, tiny_config, tiny_model
+from ..tiny import EXPERTS, logits_of, pack, tiny_config, tiny_model
 
 IDS = [5, 9, 2, 40, 17, 3, 8]
-EXPERTS = {
-    "model_type": "ernie4_5_moe", "moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 12,
-    "moe_num_shared_experts": 1, "moe_layer_start_index": 1, "tie_word_embeddings": False,
-}  # fmt: skip
+UNTIED_EXPERTS = {**EXPERTS, "tie_word_embeddings": False}
 LORA = LoraSettings(rank=2, alpha=4.0)
 
 
-@pytest.fixture(scope="module", params=[{}, EXPERTS], ids=["dense", "experts"])
+@pytest.fixture(scope="module", params=[{}, UNTIED_EXPERTS], ids=["dense", "experts"])
 def folder(request, tmp_path_factory) -> Path:
     target = tmp_path_factory.mktemp("base")
     save_model_folder(tiny_model(seed=3, **request.param), target)
@@ -86,7 +83,7 @@ def test_losses_and_gradients_are_those_of_the_values_that_codes_stand_for(folde
 
 
 def test_the_formats_of_a_mixture() -> None:
-    decoder = build_model(tiny_config(**EXPERTS), None, quantization=WeightOnly("weight_only_mix"), lora=LORA)
+    decoder = build_model(tiny_config(**UNTIED_EXPERTS), None, quantization=WeightOnly("weight_only_mix"), lora=LORA)
     forms = {name: weight.form for name, weight in packed_weights(decoder).items()}
     assert {form for name, form in forms.items() if ".experts." in name} == {INT4}
     assert {form for name, form in forms.items() if ".experts." not in name} == {INT8}
