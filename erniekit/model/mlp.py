@@ -80,7 +80,7 @@ class _NativeActivation(PyLayer):
         ctx.kind, ctx.needs_input_grad = kind, needs_grad(gate, up)
         joined = paddle.empty_like(gate)
         compute = native.kernel("activation_forward", "llppp", gate, up)
-        compute(kind, gate.size, *native.pointers(gate, up, joined))
+        compute(kind, native.size(gate), *native.pointers(gate, up, joined))
         return joined
 
     @staticmethod
@@ -88,7 +88,7 @@ class _NativeActivation(PyLayer):
         tensors = (*ctx.saved_tensor(), grad.contiguous())
         gradients = [paddle.empty_like(grad), paddle.empty_like(grad)]
         compute = native.kernel("activation_backward", "llppppp", *tensors)
-        compute(ctx.kind, grad.size, *native.pointers(*tensors, *gradients))
+        compute(ctx.kind, native.size(grad), *native.pointers(*tensors, *gradients))
         return filter_gradients(gradients, ctx.needs_input_grad)
 
 
