@@ -1,12 +1,13 @@
 """Where our own training step goes, and how near it is to what the processor can do.
 
     OMP_NUM_THREADS=2 python tools/bench/step_profile.py [--models tiny small medium] [--length 4096] [--stage sft]
-        [--steps 4]
+        [--dtype float32 | bfloat16] [--steps 4]
 
 Prints for each model the share of every part of a step, forward and backward together, from Paddle's own profiler: the
 time inside kernels by what they serve, and what is left between kernels, which is Python and autograd. Then the rate
-of the step in GF/s (the products that the documents and labels need, nothing else) over the best rate of a float32
-product with the same threads, measured in the same run: the model FLOPs utilisation. With one thread both rates are
+of the step in GF/s (the products that the documents and labels need, nothing else) over the best rates of a float32
+and of a bfloat16 product with the same threads, measured in the same run: the model FLOPs utilisation. `--dtype
+bfloat16` is `bf16: true`, which computes in float32 where the processor is faster in it. With one thread all rates are
 of processor time, which a busy machine disturbs less; the shares are of wall time.
 """
 
@@ -31,6 +32,7 @@ import ours
 import paddle
 import workload
 from paddle import profiler
+from product_rates import product_rates
 
 from erniekit.data.batch import Batch
 from erniekit.model import bf16, block_attention, head, mlp, native_attention, norm, rope
@@ -187,7 +189,7 @@ def model_flops(config: ModelConfig, stage: str, batch: Batch) -> float:
 
 
 def profile(name: str, args: argparse.Namespace) -> None:
-    batch_of, advance = ours.make_parts(workload.MODELS[name], None, args.stage, args.length)
+    batch_of, advance = ours.make_parts(workload.MODELS[name], None, args.stage, args.length, args.dtype)
     for number in range(2):
         advance(number, batch_of(number))
     seconds, rates, clock = [], [], clock_for(args.threads)
@@ -198,7 +200,8 @@ def profile(name: str, args: argparse.Namespace) -> None:
         advance(number, batch)
         seconds.append(clock() - start)
         rates.append(model_flops(config, args.stage, batch) / seconds[-1] / 1e9)
-    best = best_product_rate(clock)
+    peaks = product_rates(sys.executable, "paddle", (int(args.threads),))[args.threads]
+    peaks["float32"] = max(peaks["float32"], best_product_rate(clock))
 
     watch = profiler.Profiler(targets=[profiler.ProfilerTarget.CPU], on_trace_ready=lambda _: None)
     with watch:
@@ -216,7 +219,8 @@ def profile(name: str, args: argparse.Namespace) -> None:
     total = sum(parts.values())
     rate, median = statistics.median(rates), statistics.median(seconds)
     print(f"\n{name}, {args.stage}, {args.length:,} tokens, {args.threads} threads: {median:.3f} s a step, "
-          f"{args.length / median:,.0f} tokens/s; {rate:,.0f} of {best:,.0f} GF/s: MFU {rate / best:.0%}")  # fmt: skip
+          f"{args.length / median:,.0f} tokens/s; {rate:,.0f} GF/s: MFU "
+          + ", ".join(f"{rate / peak:.0%} of {peak:,.0f} in {dtype}" for dtype, peak in peaks.items()))  # fmt: skip
     print("| part | share of the step |\n|---|---:|")
     for part, value in sorted(parts.items(), key=lambda item: -item[1]):
         print(f"| {part} | {value / total:.1%} |", flush=True)
@@ -227,6 +231,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=workload.MODELS, default=["tiny", "small", "medium"])
     parser.add_argument("--length", type=int, default=4096, help="tokens a step")
     parser.add_argument("--stage", choices=("sft", "lora"), default="sft")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--steps", type=int, default=4)
     args = parser.parse_args()
     args.threads = os.environ["OMP_NUM_THREADS"]
