@@ -59,7 +59,7 @@ def test_what_is_wrong_with_a_file_is_told(tmp_path: Path, name: str, text: str,
 
 
 def test_files_that_are_not_there_or_no_text_are_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="no.yaml: cannot be read: No such file"):
+    with pytest.raises(ConfigurationError, match=r"no\.yaml: cannot be read: No such file"):
         read_settings(tmp_path / "no.yaml", ())
     (tmp_path / "b.yaml").write_bytes(b"\xff")
     with pytest.raises(ConfigurationError, match="is not UTF-8 text"):
