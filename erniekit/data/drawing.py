@@ -111,7 +111,7 @@ class SpokenFacts(NamedTuple):
     """What the token cache says of the recordings of a source, apart from where their codes lie.
 
     Attributes:
-        text, pinyin, language, instruct: int64[n], the number of their tokens, which stand in `input_ids` in this order.
+        text, pinyin, language, instruct: int64[n], the number of their tokens, in this order in `input_ids`.
         frames: int64[n].
         clean_start: int64[n], the first frame that is not a noisy prompt; -1 where a recording has none.
         speaker: int64[n].

@@ -91,9 +91,9 @@ def serialize_index(dataset: Dataset) -> ArrayMessage:
         "fingerprint": dataset.fingerprint,
         "pairs": dataset.pairs,
         "packed": packed and [packed.batch_tokens, packed.files],
-        "interleaving": dataset.interleaving and dataset.interleaving.stored(),
+        "drawing": dataset.drawing and [type(dataset.drawing).__name__, dataset.drawing.stored()],
     }
-    index = [(tokens.offsets, tokens.lines, tokens.words, tokens.word_offsets) for tokens in dataset.source_arrays]
+    index = [[getattr(tokens, name) for name in _INDEX] for tokens in dataset.source_arrays]
     arrays = [array for own in index for array in own]
     if packed is not None:
         arrays += [packed.packs.members, packed.packs.starts, packed.file_of]
@@ -112,7 +112,7 @@ def deserialize_index(message: ArrayMessage, audio: AudioInputs | None = None) -
         for path, kind, probability, split in metadata["sources"]
     ]
     source_arrays = [
-        TokenArrays(_EMPTY, _EMPTY, next(arrays), next(arrays), own, words=next(arrays), word_offsets=next(arrays))
+        TokenArrays(_EMPTY, _EMPTY, metadata=own, **{name: next(arrays) for name in _INDEX})
         for own in metadata["facts"]
     ]
     packed = None
@@ -127,8 +127,10 @@ def deserialize_index(message: ArrayMessage, audio: AudioInputs | None = None) -
         pairs=metadata["pairs"],
         packed=packed,
         audio=audio,
-        interleaving=metadata["interleaving"] and Interleaving.of(metadata["interleaving"]),
+        drawing=metadata["drawing"] and _DRAWINGS[metadata["drawing"][0]].of(metadata["drawing"][1]),
     )
 
 
 _EMPTY = np.empty(0, np.int32)
+_INDEX = ("offsets", "lines", "words", "word_offsets", "spoken")  # of TokenArrays
+_DRAWINGS = {each.__name__: each for each in (Interleaving,)}
