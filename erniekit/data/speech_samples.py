@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,24 +40,14 @@ class SpeechSettings:
         levels, codebook_size: of the codec.
         frame_rate: of the codec, in frames a second.
         frontend: one of speech_text.FRONTENDS.
-        shortest, longest: seconds; a recording outside is left out.
         needs_text: whether a record without text is a problem.
-        further_positions: of a sample beside its own text and codes at most.
     """
 
     levels: int
     codebook_size: int
     frame_rate: float
     frontend: str
-    shortest: float = 0.0
-    longest: float = float("inf")
     needs_text: bool = True
-    further_positions: int = 0
-
-    def key(self, over_length: str) -> tuple:
-        """Return what determines what the token cache holds."""
-        values = astuple(self)
-        return values if over_length == "error" else values[:-1]
 
 
 class SpeechIndex:
@@ -118,7 +108,7 @@ class SpeechIndex:
 def encode_speech(block: list[NumberedRecord], recordings: Recordings, run: SourceRun) -> Iterator[tuple[int, Sample]]:
     """Yield for each record the ids of its texts and its facts, with its line; labels are empty."""
     del recordings
-    settings, counts = run.settings.speech, run.counts
+    settings = run.settings.speech
     assert settings is not None, "the run reads recordings as codes"
     kept: list[tuple[int, SpokenText]] = []
     for line, record in block:
@@ -128,10 +118,7 @@ def encode_speech(block: list[NumberedRecord], recordings: Recordings, run: Sour
         except MalformedError as error:
             _add(run, line, record, error)
             continue
-        if settings.shortest <= _seconds(record, settings) <= settings.longest:
-            kept.append((line, record))
-        else:
-            counts.outside += 1
+        kept.append((line, record))
     records = [record for _, record in kept]
     encoded = zip(*_texts(records, run, settings), strict=True)
     for (line, record), ids in zip(kept, encoded, strict=True):
@@ -142,7 +129,7 @@ def encode_speech(block: list[NumberedRecord], recordings: Recordings, run: Sour
             _add(run, line, record, error)
             continue
         fits = record.shape[1] <= run.settings.max_seq_len
-        counts.dropped += not fits
+        run.counts.dropped += not fits
         if fits:
             yield line, _sample(record, tokens, run, settings)
 
@@ -206,14 +193,14 @@ def _check(record: SpokenText, settings: SpeechSettings) -> None:
 
 
 def _refuse_too_long(record: SpokenText, tokens: Sequence[list[int]], run: SourceRun) -> None:
-    """Raise MalformedError for a record that may not fit in some epoch, where that stops a run."""
-    if run.settings.over_length != "error" or run.settings.speech is None:
+    """Raise MalformedError for a record whose codes and texts alone are too long, where that stops a run."""
+    if run.settings.over_length != "error":
         return
     text, pinyin, language, instruct = map(len, tokens)
-    own = max(text, pinyin) + language + instruct + record.shape[1]
-    longest, limit = own + run.settings.speech.further_positions, run.settings.max_seq_len
-    if longest > limit:
-        raise _TooLongError("length", f"at most {limit:,} positions (max_seq_len) in any epoch", f"up to {longest:,}")
+    longest = max(text, pinyin) + language + instruct + record.shape[1]
+    if longest > run.settings.max_seq_len:
+        expected = f"at most {run.settings.max_seq_len:,} positions (max_seq_len) of codes and texts"
+        raise _TooLongError("length", expected, f"{longest:,}")
 
 
 class _TooLongError(MalformedError):
