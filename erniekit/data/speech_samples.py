@@ -17,6 +17,7 @@ import numpy as np
 from erniekit.data.code_reader import SpeechFacts, split_offset, stamp_shard
 from erniekit.data.formats.problems import Effect, MalformedError, RecordProblem
 from erniekit.data.formats.speech_codes import is_shards, shards_at
+from erniekit.data.media.code_shards import shard_key
 from erniekit.data.placeholders import Recordings
 from erniekit.data.speakers import lone_recordings
 from erniekit.data.speech_text import PHONEMES, TOKENIZER, text_ids, writes_control_token
@@ -87,10 +88,7 @@ class SpeechIndex:
 
     def metadata(self, settings: SpeechSettings) -> Metadata:
         """Return the entry for the metadata of the source."""
-        similar = {
-            number: next((self._numbers[name] for name in names if self._numbers.get(name, number) != number), None)
-            for number, names in self._similar.items()
-        }
+        similar = [(number, self._first_known(names, number)) for number, names in self._similar.items()]
         facts = SpeechFacts(
             settings.levels,
             settings.codebook_size,
@@ -100,9 +98,15 @@ class SpeechIndex:
             lone_recordings(self._of),
             self._seconds,
             tuple(self._shards),
-            tuple((number, other) for number, other in similar.items() if other is not None),
+            tuple((number, other) for number, other in similar if other is not None),
         )
         return facts.metadata()
+
+    def _first_known(self, names: Sequence[str], number: int) -> int | None:
+        """Return the first other recording that one of the names is of; shards spell names as keys."""
+        spelled = (each for name in names for each in (name, shard_key(name)))
+        found = (self._numbers[name] for name in spelled if name in self._numbers)
+        return next((other for other in found if other != number), None)
 
 
 def encode_speech(block: list[NumberedRecord], recordings: Recordings, run: SourceRun) -> Iterator[tuple[int, Sample]]:
