@@ -183,7 +183,7 @@ def _dataset(config: Config, tokenizer: Tokenizer, template: Template | None, so
         template,
         cache_dir=cache_folder(config),
         audio=audio_of_model(config),
-        interleaving=interleaving_of(config, tokenizer) if reads_aligned_units(sources) else None,
+        drawing=interleaving_of(config, tokenizer) if reads_aligned_units(sources) else None,
         **sample_limits(config),
     )
 
