@@ -267,15 +267,19 @@ def training_plan(config: Config, dataset: Dataset, dp_rank: DataParallelRank = 
         strategy=config.sft.mix_strategy,
         num_samples_each_epoch=config.sft.num_samples_each_epoch,
         repeat_samples=config.sft.num_samples_each_epoch != SftParameters.num_samples_each_epoch,
-        sorted_first=config.sft.curriculum == "length",
+        sorted_first=config.sft.curriculum in ("length", "duration"),
+        by_duration=config.sft.curriculum == "duration",
+        by_speaker=config.speech.sample_order == "speaker",
         **_length_groups(config),
         **vars(dp_rank),
     )
 
 
 def _length_groups(config: Config) -> dict[str, Any]:
-    """Return the arguments of batches by length (`batch_tokens`); empty if it is off."""
+    """Return the arguments of batches by length (`batch_tokens`, `batch_seconds`); empty if they are off."""
     section = config.acceleration
+    if config.speech.batch_seconds:
+        return {"batch_seconds": config.speech.batch_seconds, "max_batch_samples": section.max_batch_samples}
     if not section.batch_tokens:
         return {}
     return {
