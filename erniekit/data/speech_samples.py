@@ -7,8 +7,9 @@ another; `spoken` says how many each has, and what else is known (`drawing.Spoke
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ import numpy as np
 from erniekit.data.code_reader import SpeechFacts, split_offset, stamp_shard
 from erniekit.data.formats.problems import Effect, MalformedError, RecordProblem
 from erniekit.data.formats.speech_codes import is_shards, shards_at
+from erniekit.data.media.code_shards import shard_key
 from erniekit.data.placeholders import Recordings
 from erniekit.data.speakers import lone_recordings
 from erniekit.data.speech_text import PHONEMES, TOKENIZER, text_ids, writes_control_token
@@ -42,7 +44,6 @@ class SpeechSettings:
         frontend: one of speech_text.FRONTENDS.
         shortest, longest: seconds; a recording outside is left out.
         needs_text: whether a record without text is a problem.
-        further_positions: of a sample beside its own text and codes at most.
     """
 
     levels: int
@@ -50,14 +51,8 @@ class SpeechSettings:
     frame_rate: float
     frontend: str
     shortest: float = 0.0
-    longest: float = float("inf")
+    longest: float = math.inf
     needs_text: bool = True
-    further_positions: int = 0
-
-    def key(self, over_length: str) -> tuple:
-        """Return what determines what the token cache holds."""
-        values = astuple(self)
-        return values if over_length == "error" else values[:-1]
 
 
 class SpeechIndex:
@@ -97,10 +92,7 @@ class SpeechIndex:
 
     def metadata(self, settings: SpeechSettings) -> Metadata:
         """Return the entry for the metadata of the source."""
-        similar = {
-            number: next((self._numbers[name] for name in names if self._numbers.get(name, number) != number), None)
-            for number, names in self._similar.items()
-        }
+        similar = [(number, self._first_known(names, number)) for number, names in self._similar.items()]
         facts = SpeechFacts(
             settings.levels,
             settings.codebook_size,
@@ -110,15 +102,21 @@ class SpeechIndex:
             lone_recordings(self._of),
             self._seconds,
             tuple(self._shards),
-            tuple((number, other) for number, other in similar.items() if other is not None),
+            tuple((number, other) for number, other in similar if other is not None),
         )
         return facts.metadata()
+
+    def _first_known(self, names: Sequence[str], number: int) -> int | None:
+        """Return the first other recording that one of the names is of; shards spell names as keys."""
+        spelled = (each for name in names for each in (name, shard_key(name)))
+        found = (self._numbers[name] for name in spelled if name in self._numbers)
+        return next((other for other in found if other != number), None)
 
 
 def encode_speech(block: list[NumberedRecord], recordings: Recordings, run: SourceRun) -> Iterator[tuple[int, Sample]]:
     """Yield for each record the ids of its texts and its facts, with its line; labels are empty."""
     del recordings
-    settings, counts = run.settings.speech, run.counts
+    settings = run.settings.speech
     assert settings is not None, "the run reads recordings as codes"
     kept: list[tuple[int, SpokenText]] = []
     for line, record in block:
@@ -128,10 +126,10 @@ def encode_speech(block: list[NumberedRecord], recordings: Recordings, run: Sour
         except MalformedError as error:
             _add(run, line, record, error)
             continue
-        if settings.shortest <= _seconds(record, settings) <= settings.longest:
+        fits = settings.shortest <= _seconds(record, settings) <= settings.longest
+        run.counts.outside += not fits
+        if fits:
             kept.append((line, record))
-        else:
-            counts.outside += 1
     records = [record for _, record in kept]
     encoded = zip(*_texts(records, run, settings), strict=True)
     for (line, record), ids in zip(kept, encoded, strict=True):
@@ -142,7 +140,7 @@ def encode_speech(block: list[NumberedRecord], recordings: Recordings, run: Sour
             _add(run, line, record, error)
             continue
         fits = record.shape[1] <= run.settings.max_seq_len
-        counts.dropped += not fits
+        run.counts.dropped += not fits
         if fits:
             yield line, _sample(record, tokens, run, settings)
 
@@ -206,14 +204,14 @@ def _check(record: SpokenText, settings: SpeechSettings) -> None:
 
 
 def _refuse_too_long(record: SpokenText, tokens: Sequence[list[int]], run: SourceRun) -> None:
-    """Raise MalformedError for a record that may not fit in some epoch, where that stops a run."""
-    if run.settings.over_length != "error" or run.settings.speech is None:
+    """Raise MalformedError for a record whose codes and texts alone are too long, where that stops a run."""
+    if run.settings.over_length != "error":
         return
     text, pinyin, language, instruct = map(len, tokens)
-    own = max(text, pinyin) + language + instruct + record.shape[1]
-    longest, limit = own + run.settings.speech.further_positions, run.settings.max_seq_len
-    if longest > limit:
-        raise _TooLongError("length", f"at most {limit:,} positions (max_seq_len) in any epoch", f"up to {longest:,}")
+    longest = max(text, pinyin) + language + instruct + record.shape[1]
+    if longest > run.settings.max_seq_len:
+        expected = f"at most {run.settings.max_seq_len:,} positions (max_seq_len) of codes and texts"
+        raise _TooLongError("length", expected, f"{longest:,}")
 
 
 class _TooLongError(MalformedError):

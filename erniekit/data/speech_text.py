@@ -57,5 +57,5 @@ def _phonemes(text: str, language: str) -> str | MalformedError:
 
 def _by_character(texts: Sequence[str], tokenizer: Tokenizer) -> list[list[int]]:
     distinct = sorted({*chain.from_iterable(texts)})
-    known = dict(zip(distinct, tokenizer.encode_batch(distinct), strict=True))
+    known = dict(zip(distinct, tokenizer.encode_batch([tokenizer.plain_text(each) for each in distinct]), strict=True))
     return [[number for character in text for number in known[character]] for text in texts]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from erniekit.data.alignment_facts import AlignmentFiles
 from erniekit.data.conversation import Conversation, PlainText, Preference, Source
@@ -74,7 +74,7 @@ class TokenizationSettings:
         aligned = ()
         if kind == ALIGNED_UNITS and isinstance(self.drawing, Interleaving):
             aligned = self.drawing.key(self.over_length)
-        speech = (self.speech.key(self.over_length),) if kind == CODES and self.speech is not None else ()
+        speech = (astuple(self.speech),) if kind == CODES and self.speech is not None else ()
         own = (*pair_settings, *prefix, *split, *audio, *aligned, *speech)
         return self.tokenizer.fingerprint, template, self.max_seq_len, self.over_length, *own
 
