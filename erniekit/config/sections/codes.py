@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from erniekit.config.parameter import ConfigBuilder, parameter, rule, section, when
+from erniekit.config.parameter import ConfigBuilder, Derived, parameter, rule, section, when
 from erniekit.config.values import NUMBERS, PATH
 
 FITTED = ("residual_kmeans", "kmeans")  # words of `codec`: fitted on the user's own recordings
@@ -15,12 +15,20 @@ LONGEST_SECONDS = 86_400.0  # of a recording; the reader of recordings takes no 
 _PART = re.compile(r"([1-9]\d{0,5})/([1-9]\d{0,5})")
 
 
+def _codec(builder: ConfigBuilder) -> tuple[str, str]:
+    return ("residual_kmeans", "") if builder.verb == "codes" else ("", "")
+
+
+def _codebook_size(builder: ConfigBuilder) -> tuple[int | None, str]:
+    return (DEFAULT_CODES, "") if builder.verb == "codes" else (None, "")
+
+
 @dataclass(frozen=True)
 class CodesParameters:
     """How `erniekit codes` turns recordings into codes, and which of them stage TTS reads."""
 
     codec: str = parameter(
-        "residual_kmeans",
+        Derived("`residual_kmeans` for `erniekit codes`, else the codec that made the codes", _codec, ""),
         "The codec. `residual_kmeans` and `kmeans` are fitted on the recordings themselves before they are encoded, "
         "and are left in `output_dir/codec`: the first gives `codec_levels` codes for each frame of a log-mel "
         "spectrogram and can be decoded to sound, the second one unit. Anything else is the folder of a codec: one "
@@ -71,9 +79,9 @@ class CodesParameters:
         example="models/kmeans_10k.npy",
     )
     codebook_size: int | None = parameter(
-        DEFAULT_CODES,
+        Derived(f"{DEFAULT_CODES} for `erniekit codes`, else that of the codec", _codebook_size, None),
         "The number of codes in a codebook that is fitted, that is of clusters of k-means. A codec that is there has "
-        "its own: in stage TTS the default is null, and a number that is written is compared with it.",
+        "its own; in stage TTS a number that is written is compared with it.",
         verbs=SPEECH_VERBS,
         stages=("TTS",),
         minimum=2,
@@ -214,11 +222,9 @@ def centroids_are_not_fitted(builder: ConfigBuilder) -> None:
             builder.no_effect(name, "because codec_centroids has the clusters")
 
 
-@rule("codec", "codebook_size", stages=("TTS",), verbs=("train", "eval", "preview"))
-def the_data_names_its_codec(builder: ConfigBuilder) -> None:
-    """In stage TTS the defaults of `codec` and `codebook_size` are those of the codec that made the codes."""
-    builder.derive("codec", "", "the codec that made the codes")
-    builder.derive("codebook_size", None, "that of the codec")
+@rule("codec", stages=("TTS",), verbs=("train", "eval", "preview"))
+def codes_have_a_codec(builder: ConfigBuilder) -> None:
+    """In stage TTS `codec` is the folder of a codec that is there."""
     if builder["codec"] in FITTED:
         what = f"{builder['codec']} is a way to fit a codec, and stage TTS reads codes of one that is there"
         builder.problem("codec", what, "write its folder, or leave it out")
@@ -258,7 +264,7 @@ SECTION = section(
         units_have_one_level,
         layers_are_of_a_model,
         codebooks_are_fitted,
-        the_data_names_its_codec,
+        codes_have_a_codec,
         centroids_are_not_fitted,
         units_keep_their_order,
     ),
