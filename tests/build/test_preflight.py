@@ -143,9 +143,6 @@ CASES: dict[str, tuple[Change, dict[str, Any], str]] = {
     "one that learns to speak level by level": (lambda folder: None, TTS | SIZES | {"tts_objective": "ar_nar"}, ""),
     "codes of an unknown codec": (lambda folder: None, TTS, "it is not known of which codec"),
     "adapters of new tables": (lambda folder: None, TTS | LORA | SIZES, "the code tables are new"),
-    "weights of other levels": (
-        lambda folder: None, TTS | {"codebook_size": 64, "codec_levels": 4, "codebook_sampling": "2,1"}, "2 weights for 4 levels",
-    ),
     "codes of a hub": (
         lambda folder: None, TTS | SIZES | {"train_dataset_path": "org/name"}, "org/name does not exist",
     ),
