@@ -103,6 +103,7 @@ def run_training(config: Config) -> TrainResult:
             ranks=ranks,
             shards=shards,
             initial_loss_scale=initial_loss_scale(config),
+            loss_scale_bounds=(config.precision.min_loss_scale, config.precision.max_loss_scale),
             read_steps=lambda first, stop: prefetch(data.plan, first, data.workers, stop),
             relative_learning_rates=relative_learning_rates(
                 config, model_config, source.adapters.settings if source.adapters else None
