@@ -15,7 +15,7 @@ from erniekit.model.architectures.model_config import ModelConfig
 LEVELS, CODES, VOCABULARY = 3, 9, 40
 LLM = {
     "model_type": "qwen3", "vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 24,
-    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4,
+    "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4,
     "max_position_embeddings": 128, "initializer_range": 0.3, "tie_word_embeddings": False,
 }  # fmt: skip
 OMNIVOICE = {
