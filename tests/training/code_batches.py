@@ -1,49 +1,29 @@
-"""Tiny models that speak, and batches of random codes for them, laid out in several ways."""
+"""Batches of random codes for the tiny models that speak, laid out in several ways."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import numpy as np
-from erniekit.model.architectures.speaking import code_layout
 
 from erniekit.data.batch import Batch, CodePart
 from erniekit.data.collate import collate
 from erniekit.data.templates.ernie import IGNORE_INDEX, Sample
 from erniekit.model.architectures.model_config import ModelConfig
+from erniekit.model.architectures.speaking import code_layout
+from tests.model.tiny_speech import CODES, LEVELS, omnivoice_config, vall_e_config
 
-LEVELS, CODES, VOCABULARY = 3, 9, 40
-LLM = {
-    "model_type": "qwen3", "vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 24,
-    "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4,
-    "max_position_embeddings": 128, "initializer_range": 0.3, "tie_word_embeddings": False,
-}  # fmt: skip
-OMNIVOICE = {
-    "model_type": "omnivoice",
-    "audio_vocab_size": CODES + 1,
-    "audio_mask_id": CODES,
-    "num_audio_codebook": LEVELS,
-    "llm_config": LLM,
-}
-VALL_E = {
-    "model_type": "vall_e",
-    "audio_vocab_size": CODES,
-    "num_audio_codebook": LEVELS,
-    "noncausal_masks": True,
-    "llm_config": {**LLM, "model_type": "llama"},
-}
-FAMILIES = {"masked": OMNIVOICE, "ar_nar": VALL_E}
 SEPARATOR = 1
 
 
-def speaking_model(objective: str) -> ModelConfig:
-    return ModelConfig.from_json(FAMILIES[objective])
+def speaking_config(objective: str) -> ModelConfig:
+    return (omnivoice_config if objective == "masked" else vall_e_config)(llm={"num_hidden_layers": 4})
 
 
 def documents(objective: str, seed: object, count: int) -> list[Sample]:
     """Random documents of an objective, of different lengths; of AR and NAR one of each level and one transcript."""
     random = np.random.default_rng(seed)  # type: ignore[arg-type]
-    config = speaking_model(objective)
+    config = speaking_config(objective)
     if objective == "masked":
         return [masked_document(config, random) for _ in range(count)]
     kinds = [*range(LEVELS), None]
@@ -60,7 +40,7 @@ def masked_document(config: ModelConfig, random: np.random.Generator) -> Sample:
     codes[words:] = np.where(masked, CODES, written) + np.array(layout.whole)
     labels[words:] = np.where(masked, written, IGNORE_INDEX)
     ids = np.zeros(words + frames, np.int32)
-    ids[:words] = random.integers(2, VOCABULARY, words)
+    ids[:words] = random.integers(2, config.vocab_size, words)
     arrays = {"codes": codes, "code_labels": labels}
     return Sample(ids, np.full(len(ids), IGNORE_INDEX, np.int32), arrays=arrays, causal=False, seconds=frames / 10)
 
@@ -72,7 +52,7 @@ def ar_nar_document(config: ModelConfig, random: np.random.Generator, level: int
     words, prompt, frames = (int(random.integers(2, 5)) for _ in range(3))
     said = random.integers(0, CODES, (frames, LEVELS))
     before = random.integers(0, CODES, (prompt, LEVELS))
-    text = random.integers(2, VOCABULARY, words)
+    text = random.integers(2, config.vocab_size, words)
     length = words + prompt + frames + 2
     codes, labels = _empty(length)
     ids, text_labels = np.full(length, SEPARATOR, np.int32), np.full(length, IGNORE_INDEX, np.int32)

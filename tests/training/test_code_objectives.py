@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import paddle
 import pytest
-from erniekit.model.code_layers import code_logits
 
 from erniekit.config.sections.training import TrainingParameters
 from erniekit.data.batch import Batch, CodePart
 from erniekit.data.templates.ernie import IGNORE_INDEX, Sample
 from erniekit.model.builder import build_model
+from erniekit.model.code_layers import code_logits
 from erniekit.model.decoder import Decoder
 from erniekit.model.weights import named_weights
 from erniekit.training.objectives.codes import ar_nar_codes, masked_codes
@@ -21,10 +21,11 @@ from erniekit.training.objectives.forward import batch_context, embedding_inputs
 from erniekit.training.objectives.objective import Objective
 from erniekit.training.optim.adamw import build_optimizer
 from erniekit.training.step import StepResult, train_step
-from tests.training.code_batches import LEVELS, batch_of, documents, speaking_model
+from tests.model.tiny_speech import LEVELS
+from tests.training.code_batches import batch_of, documents, speaking_config
 from tests.training.fakes import RecordingRanks
 
-WEIGHTS = (4.0, 2.0, 1.0)
+WEIGHTS = (8.0, 4.0, 2.0, 1.0)
 FACTORS = (0.3, 0.5, 2.0)  # of text, prompt, response
 
 
@@ -45,7 +46,7 @@ def layouts(name: str, samples: Sequence[Sample]) -> dict[str, list[Batch]]:
 
 
 def loss_and_gradients(name: str, batches: Sequence[Batch], **options: Any) -> tuple[float, dict[str, np.ndarray]]:
-    model, objective = build_model(speaking_model(name), None, seed=5), objective_of(name, **options)
+    model, objective = build_model(speaking_config(name), None, seed=5), objective_of(name, **options)
     loss, units = objective.loss_for(model, batches), sum(objective.units(batch) for batch in batches)
     total = 0.0
     for batch in batches:
@@ -59,7 +60,7 @@ def loss_and_gradients(name: str, batches: Sequence[Batch], **options: Any) -> t
 
 @pytest.mark.parametrize("name", ["masked", "ar_nar"])
 def test_the_layout_of_a_step_changes_nothing(name: str) -> None:
-    ways = layouts(name, documents(name, 3, 5))
+    ways = layouts(name, documents(name, 3, 6))
     loss, gradients = loss_and_gradients(name, ways.pop("packed"))
     assert gradients and loss > 0
     for way, batches in ways.items():
@@ -73,7 +74,7 @@ def test_the_layout_of_a_step_changes_nothing(name: str) -> None:
 @pytest.mark.parametrize("name", ["masked", "ar_nar"])
 @pytest.mark.parametrize("options", [{"fused_head": True}, {"dense_mask": True}], ids=str)
 def test_ways_to_compute_it_are_the_same(name: str, options: dict[str, bool]) -> None:
-    batches = layouts(name, documents(name, 4, 5))["uneven"]
+    batches = layouts(name, documents(name, 4, 6))["uneven"]
     loss, gradients = loss_and_gradients(name, batches)
     found, of = loss_and_gradients(name, batches, **options)
     assert found == pytest.approx(loss, rel=1e-6)
@@ -103,7 +104,7 @@ def losses_of_levels(model: Decoder, batch: Batch) -> list[np.ndarray]:
 
 
 def step_on(name: str, batches: Sequence[Batch], objective: Objective | None = None) -> tuple[StepResult, Decoder]:
-    model = build_model(speaking_model(name), None, seed=5)
+    model = build_model(speaking_config(name), None, seed=5)
     weights = dict(named_weights(model))
     optimizer = build_optimizer(weights, TrainingParameters())
     objective = objective or objective_of(name)
@@ -185,8 +186,9 @@ def test_a_level_without_codes_has_no_mean_and_ends_no_step() -> None:
 def test_one_sum_over_ranks_tells_the_counts_of_a_step() -> None:
     """A step whose other ranks have other levels divides by the labels of all."""
     batches = layouts("masked", documents("masked", 8, 2))["single"]
-    model = build_model(speaking_model("masked"), None, seed=5)
+    model = build_model(speaking_config("masked"), None, seed=5)
     ranks = RecordingRanks()
     objective_of("masked").loss_for(model, batches, ranks)
-    (counts,) = ranks.asked
-    np.testing.assert_array_equal(counts, sum(batch.codes_view.counts for batch in batches))
+    (sums,) = ranks.asked
+    expected = sum(batch.codes_view.counts for batch in batches)
+    np.testing.assert_array_equal(sums, [*expected, expected.sum()])

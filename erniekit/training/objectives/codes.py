@@ -54,8 +54,8 @@ def masked_codes(weights: Sequence[float], *, fused_head: bool = False, dense_ma
         return DecoderLoss(loss_head, _units, dense_mask)
 
     def loss_of_step(decoder: Decoder, batches: Iterable[Batch], ranks: Ranks) -> DecoderLoss:
-        counts = _over_step(batches, ranks, len(shares), lambda batch: _targets(batch).counts)
-        return loss_with(shares * counts.sum() / np.maximum(counts, 1))
+        counts, units = _over_step(batches, ranks, len(shares), lambda batch: _targets(batch).counts)
+        return loss_with(shares * units / np.maximum(counts, 1))
 
     equally_many = shares * len(shares)  # the factors of a step with as many codes of each level
     return Objective(loss_with(equally_many), UNIT, loss_of_step=loss_of_step)
@@ -117,8 +117,7 @@ def ar_nar_codes(
         return DecoderLoss(loss_head, _units, dense_mask)
 
     def loss_of_step(decoder: Decoder, batches: Iterable[Batch], ranks: Ranks) -> DecoderLoss:
-        counts = _over_step(batches, ranks, len(CodePart), _counts_of_parts)
-        units = counts.sum()
+        counts, units = _over_step(batches, ranks, len(CodePart), _counts_of_parts)
         return loss_with({part: factor * units / max(counts[part], 1) for part, factor in factors.items()})
 
     return Objective(loss_with(factors), UNIT, loss_of_step=loss_of_step)
@@ -151,12 +150,15 @@ def _counts_of_parts(batch: Batch) -> np.ndarray:
     return np.bincount(targets.part.ravel(), of_positions.ravel(), minlength=len(CodePart))
 
 
-def _over_step(batches: Iterable[Batch], ranks: Ranks, size: int, count: Callable[[Batch], np.ndarray]) -> np.ndarray:
-    """Return float64[size], the sum of `count` over these batches and those of the other ranks."""
-    total = np.zeros(size)
+def _over_step(
+    batches: Iterable[Batch], ranks: Ranks, size: int, count: Callable[[Batch], np.ndarray]
+) -> tuple[np.ndarray, float]:
+    """Return float64[size], the sum of `count` over these batches and those of the other ranks, and their units."""
+    total = np.zeros(size + 1)
     for batch in batches:
-        total += count(batch)
-    return ranks.sum(total)
+        total += [*count(batch), _units(batch)]
+    *counts, units = ranks.sum(total).tolist()
+    return np.array(counts), units
 
 
 def _weighted(losses: Sequence[TokenLoss], factors: Iterable[float]) -> Tensor:

@@ -24,12 +24,12 @@ from erniekit.training.objectives.reference import eval_mode
 from erniekit.training.optim.adamw import trainable_parameters
 from erniekit.training.step import train_step
 from tests.config.samples import load
-from tests.training.code_batches import batch_of, documents, speaking_model
+from tests.training.code_batches import batch_of, documents, speaking_config
 
 # The documents in each micro-batch of a step, in its two rows. Of two ranks with different data the second has none in
 # the first step, and nobody has one in the second. With AR and NAR one document has one level, so micro-batches of one
 # lack most of them.
-DOCUMENTS = ((3, 0, 1, 0), (0, 0, 0, 0), (1, 2, 4, 1))
+DOCUMENTS = ((5, 0, 1, 0), (0, 0, 0, 0), (1, 2, 6, 1))
 
 
 def compare_all(world: int, degrees: dict[str, Any], cases: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]]:
@@ -46,7 +46,7 @@ def compare(
     weights at the end."""
     alone = _train(SINGLE_PROCESS_MESH, load(**values), objective, fused)
     own = _train(mesh, load(**degrees, **values), objective, fused)
-    placement = speaking_model(objective).architecture.placement
+    placement = speaking_config(objective).architecture.placement
     worst = {"loss": 0.0, "weight": 0.0}
     for figures, expected in zip(own["figures"], alone["figures"], strict=True):
         assert figures.keys() == expected.keys(), (figures, expected)
@@ -61,7 +61,7 @@ def compare(
 
 
 def _train(mesh: Mesh, config: Config, name: str, fused: bool) -> dict[str, Any]:
-    model_config, objective = speaking_model(name), _objective(name, fused)
+    model_config, objective = speaking_config(name), _objective(name, fused)
     plan = adapter_plan(config, model_config)
     model = build_model(
         model_config,
@@ -87,7 +87,7 @@ def _train(mesh: Mesh, config: Config, name: str, fused: bool) -> dict[str, Any]
         )  # fmt: skip
         figures.append({"loss": result.totals.loss, "norm": result.grad_norm, **result.totals.metrics})
     with eval_mode(model):
-        batches = [_batch(name, count, (9, count)) for count in (0, 3)]
+        batches = [_batch(name, count, (9, count)) for count in (0, 5)]
         own = batches[dp_rank::dp_world_size] if dp_world_size > 1 else batches
         loss = objective.loss_for(model, own, ranks)
         losses = [ranks.forward_only(model, loss, [batch])[0] for batch in own]
@@ -102,8 +102,8 @@ def _train(mesh: Mesh, config: Config, name: str, fused: bool) -> dict[str, Any]
 
 def _objective(name: str, fused: bool) -> Objective:
     if name == "masked":
-        return masked_codes((4.0, 2.0, 1.0), fused_head=fused)
-    return ar_nar_codes((4.0, 2.0, 1.0), (0.3, 0.5, 2.0), fused_head=fused)
+        return masked_codes((8.0, 4.0, 2.0, 1.0), fused_head=fused)
+    return ar_nar_codes((8.0, 4.0, 2.0, 1.0), (0.3, 0.5, 2.0), fused_head=fused)
 
 
 def _batch(name: str, count: int, seed: object) -> Batch:
