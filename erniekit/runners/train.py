@@ -24,7 +24,7 @@ from erniekit.build.data import RunData, open_local_data, plan_run_data
 from erniekit.build.distributed import join_ranks, moment_storage, optimizer_and_ranks, topology_and_rank
 from erniekit.build.model import announce_dense_mask, begin, model_folder, open_model
 from erniekit.build.parts import relative_learning_rates
-from erniekit.build.precision import initial_loss_scale
+from erniekit.build.precision import initial_loss_scale, loss_scale_bounds
 from erniekit.config import Config
 from erniekit.data.loader import prefetch
 from erniekit.data.templates.ernie import published_files
@@ -103,7 +103,7 @@ def run_training(config: Config) -> TrainResult:
             ranks=ranks,
             shards=shards,
             initial_loss_scale=initial_loss_scale(config),
-            loss_scale_bounds=(config.precision.min_loss_scale, config.precision.max_loss_scale),
+            loss_scale_bounds=loss_scale_bounds(config),
             read_steps=lambda first, stop: prefetch(data.plan, first, data.workers, stop),
             relative_learning_rates=relative_learning_rates(
                 config, model_config, source.adapters.settings if source.adapters else None
