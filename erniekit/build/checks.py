@@ -305,7 +305,7 @@ def check_scoring_libraries(config: Config) -> None:
 
 
 def _check_judge(section: EvaluationParameters) -> None:
-    """Raise ConfigurationError if spoken answers are to be written down and compared, and a library for it is missing."""
+    """Raise ConfigurationError if spoken answers are to be written down, and a library for it is missing."""
     if section.speech_judge and (absent := _absent(TRANSCRIPT_LIBRARIES)):
         raise ConfigurationError(transcript_libraries_missing(", ".join(absent)))
     if section.speech_judge == POCKETSPHINX and _absent((POCKETSPHINX,)):
