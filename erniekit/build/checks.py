@@ -16,6 +16,7 @@ from erniekit.build.tokenizer import check_vocabulary, unit_tokens_of
 from erniekit.build.vocabulary import with_added_tokens
 from erniekit.config import Config
 from erniekit.config.registry import PARAMETERS
+from erniekit.config.sections.evaluation import EvaluationParameters
 from erniekit.data import PLAN_VERSION
 from erniekit.data.templates.ernie import Template, chat_template
 from erniekit.data.templates.transcription import DEFAULT_REQUEST, DEFAULT_SPEECH, Request, Speech
@@ -290,14 +291,28 @@ def check_trackers(config: Config) -> None:
 
 def check_scoring_libraries(config: Config) -> None:
     """Raise ConfigurationError if answers are to be scored and a library for that is not installed."""
-    if not (config.basic.do_eval and config.evaluation.eval_answers) or config.stage.reads_text:
-        return
     section = config.evaluation
+    if not (config.basic.do_eval and section.eval_answers and config.stage.answer_metrics):
+        return
+    if config.stage.reads_codes:
+        _check_judge(section)
+        return
     kinds = set(config.training.train_dataset_type if section.eval_split else section.eval_dataset_type)
     if kinds != {TRANSCRIPTS} and (absent := _absent(SCORING_LIBRARIES)):
         raise ConfigurationError(scoring_libraries_missing(", ".join(absent)))
     if TRANSCRIPTS in kinds and (absent := _absent(TRANSCRIPT_LIBRARIES)):
         raise ConfigurationError(transcript_libraries_missing(", ".join(absent)))
+
+
+def _check_judge(section: EvaluationParameters) -> None:
+    """Raise ConfigurationError if spoken answers are to be written down and compared, and a library for it is missing."""
+    if section.speech_judge and (absent := _absent(TRANSCRIPT_LIBRARIES)):
+        raise ConfigurationError(transcript_libraries_missing(", ".join(absent)))
+    if section.speech_judge == POCKETSPHINX and _absent((POCKETSPHINX,)):
+        raise ConfigurationError(
+            "speech_judge: pocketsphinx is not installed\n  Install it: pip install pocketsphinx   (or name the folder "
+            "of a model that transcribes)"
+        )
 
 
 def _absent(libraries: Sequence[str]) -> list[str]:
@@ -306,6 +321,7 @@ def _absent(libraries: Sequence[str]) -> list[str]:
 
 SCORING_LIBRARIES, TRANSCRIPT_LIBRARIES = ("rouge_score", "sacrebleu"), ("jiwer",)
 TRANSCRIPTS = "asr"  # the format of records whose answers are transcripts
+POCKETSPHINX = "pocketsphinx"  # a word of `speech_judge`, and the name of the package
 
 
 def scoring_libraries_missing(what: str) -> str:

@@ -22,7 +22,7 @@ from erniekit.data.formats.problems import ProblemList, RecordProblem, SkippedRe
 from erniekit.data.formats.registry import FORMATS, PAIR_KINDS
 from erniekit.data.formats.table import hub_files, is_hub_dataset
 from erniekit.data.formats.unused_fields import UnusedField, UnusedFields
-from erniekit.data.interleave import InterleavedSource, Interleaving
+from erniekit.data.drawing import Drawing, EpochSource
 from erniekit.data.media.clip import AudioInputs
 from erniekit.data.packed import DataFingerprint, PackedIndex, open_packed
 from erniekit.data.recording_facts import RecordingFacts, audio_counts, recordings_unchanged, sound_digest
@@ -67,10 +67,10 @@ class Dataset:
         pairs: bool = False,
         packed: PackedIndex | None = None,
         audio: AudioInputs | None = None,
-        interleaving: Interleaving | None = None,
+        drawing: Drawing | None = None,
     ) -> None:
         self.audio = audio
-        self.interleaving = interleaving
+        self.drawing = drawing
         self.sources = tuple(sources)
         self.pad_id = pad_id
         self.pairs = pairs
@@ -81,10 +81,10 @@ class Dataset:
         self._first = [0, *np.cumsum(counts).tolist()]  # first sample of each source
         self._lengths = np.concatenate([np.diff(tokens.offsets).astype(np.int32) for tokens in arrays])
         self.source_of = np.repeat(np.arange(len(counts), dtype=np.int16), counts)
-        self._interleaved = {
-            number: InterleavedSource(tokens, interleaving, number)
+        self._drawn: dict[int, EpochSource] = {
+            number: drawing.source(tokens, number, code_reader(tokens))
             for number, (source, tokens) in enumerate(zip(self.sources, arrays, strict=True))
-            if source.kind == ALIGNED_UNITS and interleaving is not None
+            if drawing is not None and source.kind == drawing.kind and len(tokens.lines)
         }
 
     def __len__(self) -> int:
@@ -97,7 +97,7 @@ class Dataset:
     @property
     def varies(self) -> bool:
         """Whether samples differ from epoch to epoch."""
-        return bool(self._interleaved)
+        return bool(self._drawn)
 
     @property
     def lengths(self) -> np.ndarray:
@@ -108,7 +108,7 @@ class Dataset:
         if not self.varies:
             return self._lengths
         lengths = self._lengths.copy()
-        for number, source in self._interleaved.items():
+        for number, source in self._drawn.items():
             lengths[self._first[number] : self._first[number + 1]] = source.lengths(epoch).positions
         return lengths
 
@@ -116,13 +116,13 @@ class Dataset:
     def longest(self) -> np.ndarray:
         """int32[n], the positions that each sample has at most in any epoch."""
         lengths = self._lengths.copy()
-        for number, source in self._interleaved.items():
+        for number, source in self._drawn.items():
             lengths[self._first[number] : self._first[number + 1]] = source.longest
         return lengths
 
     def too_long_in(self, epoch: int) -> tuple[int, int]:
         """Return how many samples are too long in an epoch and left out of it, and how many lose segments in it."""
-        found = [source.lengths(epoch) for source in self._interleaved.values()]
+        found = [source.lengths(epoch) for source in self._drawn.values()]
         return sum(lengths.left_out for lengths in found), sum(lengths.shortened for lengths in found)
 
     def sample(self, index: int, epoch: int = 0) -> Sample:
@@ -132,8 +132,8 @@ class Dataset:
             epoch: in which a sample that differs from epoch to epoch is wanted.
         """
         tokens, offset = self._locate(index)
-        interleaved = self._interleaved.get(int(self.source_of[index]))
-        return tokens.sample(offset) if interleaved is None else interleaved.sample(offset, epoch)
+        drawn = self._drawn.get(int(self.source_of[index]))
+        return tokens.sample(offset) if drawn is None else drawn.sample(offset, epoch)
 
     def location(self, index: int) -> str:
         """Return the origin of a sample, as "file.jsonl:17"."""
@@ -173,11 +173,11 @@ class Dataset:
         )
 
     def _counts(self, number: int) -> dict[str, int]:
-        """Return the counts of a source; of one that is interleaved, every token of epoch 0 is a target."""
+        """Return the counts of a source; of one that is drawn, what every position of epoch 0 predicts."""
         counts: dict[str, int] = self.source_arrays[number].metadata["counts"]
-        if number not in self._interleaved:
+        if number not in self._drawn:
             return counts
-        return {**counts, "targets": int(self._interleaved[number].lengths(0).positions.sum(dtype=np.int64))}
+        return {**counts, "targets": int(self._drawn[number].lengths(0).positions.sum(dtype=np.int64))}
 
     def _locate(self, index: int) -> tuple[TokenArrays, int]:
         if not 0 <= index < len(self):
@@ -199,7 +199,7 @@ def open_dataset(
     on_bad_record: str = "stop",
     split_multi_turn: bool | None = None,
     audio: AudioInputs | None = None,
-    interleaving: Interleaving | None = None,
+    drawing: Drawing | None = None,
 ) -> Dataset:
     """Open the tokenised samples of all sources; tokenise what is not in the cache, one block at a time.
 
@@ -217,7 +217,7 @@ def open_dataset(
             (an empty answer, a pair of equal answers) are always skipped.
         split_multi_turn: see templates.samples.render_samples.
         audio: what the model's audio encoder takes; None: it has none, and records with recordings are problems.
-        interleaving: how sources of aligned units become samples; None: there is none.
+        drawing: how the records of a kind become samples that differ from epoch to epoch; None: none do.
 
     Raises:
         DataError: a record of any source is malformed (the first 20 are shown, all are counted), probabilities
@@ -234,7 +234,7 @@ def open_dataset(
         on_bad_record=on_bad_record,
         split_multi_turn=split_multi_turn,
         audio=audio,
-        interleaving=interleaving,
+        drawing=drawing,
     )
     problems = ProblemList()
     arrays = []
@@ -263,8 +263,8 @@ def open_dataset(
         except _SourceSkippedError:
             continue
         fingerprint.update(sound_digest(tokens.metadata).encode())
-        if source.kind == ALIGNED_UNITS and interleaving is not None:
-            fingerprint.update(repr((tokens.metadata[WORDS_DIGEST], interleaving.fingerprint)).encode())
+        if drawing is not None and source.kind == drawing.kind:
+            fingerprint.update(repr((tokens.metadata[CONTENT_DIGESTS[source.kind]], drawing.fingerprint)).encode())
         if tokens.metadata.get("skipped"):
             tokens.metadata["skipped_file"] = str(folder / SKIPPED_FILE)
         arrays.append(tokens)
@@ -277,7 +277,7 @@ def open_dataset(
         fingerprint=fingerprint.hexdigest(),
         pairs=pairs,
         audio=audio,
-        interleaving=interleaving,
+        drawing=drawing,
     )
     _check_split(dataset)
     for report in dataset.report.sources:

@@ -66,7 +66,9 @@ class ArrayMessage(NamedTuple):
 
 def serialize_batches(batches: Sequence[Batch]) -> ArrayMessage:
     """Return the micro-batches of a step as a message: the names of each one's arrays, and the arrays."""
-    metadata = [[list(batch.arrays), batch.samples, batch.token_count, batch.target_count] for batch in batches]
+    metadata = [
+        [list(batch.arrays), batch.samples, batch.token_count, batch.target_count, batch.seconds] for batch in batches
+    ]
     return ArrayMessage(metadata, [array for batch in batches for array in batch.arrays.values()])
 
 
@@ -74,8 +76,8 @@ def deserialize_batches(message: ArrayMessage) -> list[Batch]:
     """Return the micro-batches that were given to `serialize_batches`."""
     arrays = iter(message.arrays)
     return [
-        Batch({name: next(arrays) for name in names}, tuple(map(tuple, samples)), token_count, target_count)
-        for names, samples, token_count, target_count in message.metadata
+        Batch({name: next(arrays) for name in names}, tuple(map(tuple, samples)), *counts)
+        for names, samples, *counts in message.metadata
     ]
 
 

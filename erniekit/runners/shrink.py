@@ -31,6 +31,7 @@ DATA = {  # of each kind of records: files to train and to evaluate on, and thei
     "text": ("text-train", "text-train", "text"),
     "dialogues": ("sft-train", "sft-eval", "erniekit"),
     "pairs": ("preference-train", "preference-eval", "erniekit"),
+    "codes": ("codes-train", "codes-eval", "codes"),
 }
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 EXAMPLES = Path(erniekit.__file__).parents[1] / "examples"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from erniekit.build.data import RunData
 from erniekit.build.objectives import (
@@ -63,7 +64,14 @@ PREFERENCE = StageObjectives(
     single_batch=preference_objective_of_batch,
     prepare_model=freeze_mtp,
 )
-STAGES: Mapping[str, StageObjectives] = {"PT": SUPERVISED, "SFT": SUPERVISED, "DPO": PREFERENCE}
+
+
+def _of_codes(*_: object) -> NoReturn:
+    raise NotImplementedError("the objectives of stage TTS")
+
+
+SPEECH = StageObjectives(training=_of_codes, evaluation=_of_codes, single_batch=_of_codes)
+STAGES: Mapping[str, StageObjectives] = {"PT": SUPERVISED, "SFT": SUPERVISED, "DPO": PREFERENCE, "TTS": SPEECH}
 assert STAGES.keys() == DECLARED.keys()
 
 

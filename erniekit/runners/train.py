@@ -76,7 +76,7 @@ def run_training(config: Config) -> TrainResult:
         shards = shards_of(config, model, ranks)
         load_own_shard(source, shards, ranks)
         master_weights = master_weight_policy(config, model_config, resumes_shards=bool(source.sharded_checkpoint))
-        tokenizer_files = tokenizer.files if config.stage.reads_text else published_files(tokenizer)
+        tokenizer_files = published_files(tokenizer) if config.stage.reads_dialogues else tokenizer.files
         writer = ModelWriter(config, model, ranks, tokenizer_files, generation)
         write_checkpoint: Callable[[Path | None], None] = writer.write
         if master_weights.stored == "as weights":

@@ -100,7 +100,7 @@ def test_transcripts_need_the_library_of_error_rates_alone(monkeypatch: pytest.M
             basic=SimpleNamespace(do_eval=True),
             training=SimpleNamespace(train_dataset_type=train),
             evaluation=SimpleNamespace(**sections),
-            stage=SimpleNamespace(reads_text=False),
+            stage=SimpleNamespace(reads_codes=False, answer_metrics=("eval_bleu",)),
         )
 
     checks.check_scoring_libraries(config("erniekit"))

@@ -8,9 +8,15 @@ from erniekit.config.parameter import GPU_ONLY, ConfigBuilder, Derived, paramete
 from erniekit.config.sections.distributed import WITH_PP, WITH_TP
 from erniekit.config.values import FLAG
 
+BY_TOKENS, BY_SECONDS = when("batch_tokens", above=0), when("batch_seconds", above=0)
+
 
 def _packing(builder: ConfigBuilder) -> tuple[bool, str]:
-    return (False, "because batch_tokens is set") if builder["batch_tokens"] else (True, "")
+    if builder["batch_tokens"]:
+        return False, "because batch_tokens is set"
+    if builder.stage.reads_codes and builder["batch_seconds"]:
+        return False, "because batch_seconds is set"
+    return True, ""
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,7 @@ class AccelerationParameters:
         example="avx2",
     )
     packing: bool = parameter(
-        Derived("`true`; `false` with `batch_tokens`", _packing, True),
+        Derived("`true`; `false` with `batch_tokens` or `batch_seconds`", _packing, True),
         "Concatenate several samples to one sequence of up to `max_seq_len` tokens, so that no computation is spent on "
         "padding. Samples of a pack do not attend to each other, and the positions of each start at 0. When false "
         "every sample is a separate sequence, padded to the longest of its batch.",
@@ -76,7 +82,7 @@ class AccelerationParameters:
         "closer to their order in the file.",
         minimum=1,
         unit="samples",
-        needs=(when("greedy_intokens"), when("batch_tokens", above=0)),
+        needs=(when("greedy_intokens"), BY_TOKENS, BY_SECONDS),
         verbs=("train", "eval", "preview"),
         example=10_000,
     )
@@ -94,11 +100,11 @@ class AccelerationParameters:
     )
     max_batch_samples: int = parameter(
         0,
-        "The most samples of a micro-batch made by `batch_tokens`, so that many short ones do not make a very tall "
-        "batch. 0 sets no limit.",
+        "The most samples of a micro-batch made by `batch_tokens` or `batch_seconds`, so that many short ones do not "
+        "make a very tall batch. 0 sets no limit.",
         minimum=0,
         unit="samples",
-        needs=when("batch_tokens", above=0),
+        needs=(BY_TOKENS, BY_SECONDS),
         verbs=("train", "eval", "preview"),
         example=64,
     )
@@ -107,7 +113,7 @@ class AccelerationParameters:
         "Leave out samples of fewer tokens where `batch_tokens` makes the batches; the number is printed.",
         minimum=1,
         unit="tokens",
-        needs=when("batch_tokens", above=0),
+        needs=BY_TOKENS,
         verbs=("train", "eval", "preview"),
         example=8,
     )
@@ -117,7 +123,7 @@ class AccelerationParameters:
         "`max_seq_len`, to which `over_length_policy` applies.",
         minimum=1,
         unit="tokens",
-        needs=when("batch_tokens", above=0),
+        needs=BY_TOKENS,
         verbs=("train", "eval", "preview"),
         example=2048,
     )

@@ -23,8 +23,9 @@ class BasicParameters:
     stage: str = parameter(
         "SFT",
         "The kind of training. PT continues next-token training on plain text; SFT trains on the assistant's "
-        "turns of conversations; DPO trains on pairs of a preferred and a rejected answer. The stage decides which "
-        "data formats are read, which loss is used and which default learning rate applies.",
+        "turns of conversations; DPO trains on pairs of a preferred and a rejected answer; TTS (text to speech) trains "
+        "a model that predicts the codes of recordings, see section 2.8. The stage decides which data formats are "
+        "read, which loss is used and which default learning rate applies.",
         choices=ALL_STAGES,
         verbs=("train", "eval", "preview"),
     )

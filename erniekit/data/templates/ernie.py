@@ -63,6 +63,8 @@ class Sample:
         words: of a record that is interleaved anew in each epoch (`data.interleave`), whose labels are then empty;
             int32[words, 3].
         documents: where further documents begin, which see nothing of those before them; () for one document.
+        causal: whether a position sees only those up to itself; otherwise all of its document.
+        seconds: the length of its sound, where that is there as codes.
     """
 
     input_ids: np.ndarray
@@ -72,6 +74,8 @@ class Sample:
     clips: tuple[PlacedClip, ...] = ()
     documents: tuple[int, ...] = ()
     words: np.ndarray | None = None
+    causal: bool = True
+    seconds: float = 0.0
 
 
 class TemplateRefusedError(DataError):
