@@ -8,44 +8,26 @@ Shapes: C levels, T frames, P frames of the voice.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from erniekit.config.sections.speaking import SpeakingParameters
-from erniekit.data.drawing import CodeRows
 from erniekit.errors import UserError
 from erniekit.inference.decoding.open_scheduler import open_scheduler
 from erniekit.inference.decoding.scheduler import MAX_RUNNING, Request
 from erniekit.inference.sampling import Sampling
 from erniekit.inference.speaking import PreparedUtterance, Written
 from erniekit.inference.speaking.code_passes import CodeDocument, CodePass, grouped, refuse_not_finite
+from erniekit.inference.speaking.prompts import SpeechTokens
 from erniekit.inference.speaking.unmasking import predicted
 from erniekit.model.architectures.speaking import CodeLayout
 
 CONTINUATION = "continuation"
-
-
-@dataclass(frozen=True)
-class SpeechTokens:
-    """The tokens that stand between the parts of a sequence.
-
-    Attributes:
-        separator: behind every part but the response.
-        levels: one for each level, which says what is to be written.
-        tasks: by task, behind the frames of the voice.
-        text, language: the tokens before and after each.
-    """
-
-    separator: int
-    levels: tuple[int, ...]
-    tasks: Mapping[str, int]
-    text: tuple[int, int]
-    language: tuple[int, int]
 
 
 class ArNar:
@@ -61,7 +43,6 @@ class ArNar:
         self,
         decoder: Any,
         layout: CodeLayout,
-        rows: CodeRows,
         tokens: SpeechTokens,
         settings: SpeakingParameters,
         sampling: Sampling,
@@ -69,7 +50,7 @@ class ArNar:
         adapted: Sequence[int] | None = None,
     ) -> None:
         assert layout.stop is not None, "a family that writes level after level"
-        self._decoder, self._layout, self._rows, self._tokens = decoder, layout, rows, tokens
+        self._decoder, self._layout, self._tokens = decoder, layout, tokens
         self._settings, self._adapted = settings, adapted
         first = decoder.config.vocab_size
         self._first_code = first
@@ -153,7 +134,7 @@ class ArNar:
     def _document(self, request: PreparedUtterance, codes_lT: np.ndarray, level: int) -> CodeDocument:
         """Return what the model reads to write a level: what stands before the response, and the levels below it."""
         ids, codes, positions = self._head(request, level)
-        response = self._summed(codes_lT, self._rows.nar, level)
+        response = self._summed(codes_lT, self._layout.whole, level)
         frames = len(response)
         start = 0 if self._layout.restarts_positions else len(ids)
         return CodeDocument(
@@ -173,7 +154,7 @@ class ArNar:
         parts = [np.array([*text, tokens.separator], np.int64) for text in texts]
         codes = [np.full((len(part), self._layout.levels), -1, np.int64) for part in parts]
         if request.voice_codes is not None:
-            voice = self._summed(request.voice_codes, self._rows.prompts, max(1, level))
+            voice = self._summed(request.voice_codes, self._layout.prompts, max(1, level))
             behind = [tokens.tasks[CONTINUATION]] * request.continues + [tokens.separator]
             parts.append(np.array([*[0] * len(voice), *behind], np.int64))
             codes.append(np.pad(voice, ((0, len(behind)), (0, 0)), constant_values=-1))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -114,7 +115,7 @@ def without_silence(sound: np.ndarray, sampling_rate: int, kept: Kept) -> np.nda
     cut = _Cutter(sampling_rate)
     total = cut.milliseconds(sound)
     spans = [[start - kept.between, end + kept.between] for start, end in _heard(sound, cut, kept.between)]
-    for before, after in zip(spans, spans[1:], strict=False):
+    for before, after in pairwise(spans):
         if after[0] < before[1]:
             before[1] = after[0] = (before[1] + after[0]) // 2
     parts = [cut(sound, max(start, 0), min(end, total)) for start, end in spans]

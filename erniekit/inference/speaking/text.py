@@ -23,16 +23,11 @@ SHORT_SECONDS = 2.0  # texts that take less are spoken more slowly
 CUTS_BEHIND = frozenset(".,;:!?。，；：！？")
 CLOSING = frozenset("\"'“”‘’）]》>」】")
 ENDS = CLOSING - frozenset("》>」") | CUTS_BEHIND | frozenset("…)}、")
-ABBREVIATIONS = frozenset(
-    f"{word}."
-    for word in (
-        "Mr Mrs Ms Dr Prof Sr Jr Rev Fr Hon "  # of persons
-        "Pres Gov Gen Sen Rep Col Maj Capt Lt Cmdr Sgt Cpl "  # of offices and ranks
-        "Co Corp Inc Ltd Est Dept St Ave Blvd Rd Mt Ft No "  # of companies and places
-        "Jan Feb Mar Apr Aug Sep Sept Oct Nov Dec "
-        "i.e e.g vs Vs Etc approx fig def"
-    ).split()
-)
+_SHORTENED = """
+    Mr Mrs Ms Dr Prof Sr Jr Rev Fr Hon Pres Gov Gen Sen Rep Col Maj Capt Lt Cmdr Sgt Cpl Co Corp Inc Ltd Est Dept
+    St Ave Blvd Rd Mt Ft No Jan Feb Mar Apr Aug Sep Sept Oct Nov Dec i.e e.g vs Vs Etc approx fig def
+"""
+ABBREVIATIONS = frozenset(f"{word}." for word in _SHORTENED.split())
 NONVERBAL = re.compile(
     r"\[(?:laughter|sigh|confirmation-en|question-(?:en|ah|oh|ei|yi)|surprise-(?:ah|oh|wa|yo)|dissatisfaction-hnn)\]"
 )

@@ -123,7 +123,7 @@ class Unmasking:
         assert layout.mask_id is not None, "a family of masked codes"
         self._decoder, self._settings, self._seed = decoder, settings, seed
         self._levels, self._mask_id = layout.levels, layout.mask_id
-        self._rows = sum(rows for _, rows in layout.tables) // layout.levels
+        self._first_rows = np.array(layout.first_rows, np.int64)
 
     def write(self, requests: Sequence[PreparedUtterance]) -> Iterator[Written]:
         """Yield the codes [C, T] of every request; those that share a row become ready together."""
@@ -151,7 +151,7 @@ class Unmasking:
 
     def _in_tables(self, codes_CT: np.ndarray) -> np.ndarray:
         """Return the rows of codes in the tables, [T, C]."""
-        return codes_CT.T.astype(np.int64) + self._rows * np.arange(self._levels)
+        return codes_CT.T.astype(np.int64) + self._first_rows
 
     def _fill(
         self,
