@@ -6,8 +6,9 @@ the lengths of an epoch are known before it begins.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -104,6 +105,11 @@ class CodeRows:
     total: int
 
 
+# Of the samples of recordings as codes.
+
+CHOICES = 16  # uniform numbers that decide about a recording in an epoch, apart from masks
+BLOCK = 1 << 16  # recordings whose numbers are in memory at once
+MAX_CACHED_EPOCHS = 2  # whose lengths a source keeps
 SPOKEN_NUMBERS = 12  # of each recording, in `TokenArrays.spoken`
 
 
@@ -111,11 +117,11 @@ class SpokenFacts(NamedTuple):
     """What the token cache says of the recordings of a source, apart from where their codes lie.
 
     Attributes:
-        text, pinyin, language, instruct: int64[n], the number of their tokens, which stand in `input_ids` in this order.
-        frames: int64[n].
-        clean_start: int64[n], the first frame that is not a noisy prompt; -1 where a recording has none.
-        speaker: int64[n].
-        milliseconds: int64[n].
+        text, pinyin, language, instruct: int32[n], the number of their tokens; `input_ids` has them in this order.
+        frames: int32[n].
+        clean_start: int32[n], the first frame that is not a noisy prompt; -1 where a recording has none.
+        speaker: int32[n].
+        milliseconds: int32[n].
     """
 
     text: np.ndarray
@@ -129,6 +135,26 @@ class SpokenFacts(NamedTuple):
 
     @classmethod
     def of(cls, spoken: np.ndarray) -> SpokenFacts:
-        """Read the numbers of `TokenArrays.spoken`: these, but file, offset (two) and item size before the last."""
-        table = spoken.reshape(-1, SPOKEN_NUMBERS).astype(np.int64)
-        return cls(*table[:, :7].T, table[:, -1])
+        """Copy the numbers of `TokenArrays.spoken`: these, but file, offset (two) and item size before the last."""
+        table = spoken.reshape(-1, SPOKEN_NUMBERS).astype(np.int32).T
+        return cls(*map(np.ascontiguousarray, (*table[:7], table[-1])))
+
+
+def lengths_by_blocks(count: int, positions: Callable[[int, int], np.ndarray], max_seq_len: int) -> EpochLengths:
+    """Return the lengths of the samples of an epoch; those that are longer than `max_seq_len` are left out.
+
+    Args:
+        count: n.
+        positions: of samples start <= i < stop: int[stop - start].
+    """
+    found = np.zeros(count, np.int32)
+    for start in range(0, count, BLOCK):
+        stop = min(start + BLOCK, count)
+        lengths = positions(start, stop)
+        found[start:stop] = np.where(lengths <= max_seq_len, lengths, 0)
+    return EpochLengths(found, int(np.count_nonzero(found == 0)), 0)
+
+
+def tuples_of(value: Any) -> Any:
+    """Return JSON with tuples in the place of lists."""
+    return tuple(map(tuples_of, value)) if isinstance(value, list | tuple) else value

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import paddle
 
-from erniekit.model.architectures.config_reading import TEXT_CONFIG
 from erniekit.model.architectures.model_config import CONFIG_FILE, ModelConfig
 from erniekit.model.decoder import Decoder
 from erniekit.model.linear import Linear
@@ -46,7 +45,7 @@ def named_weights(decoder: Decoder) -> dict[str, paddle.Tensor]:
         file_name(prefix + name): parameter
         for prefix, block in decoder.named_blocks()
         for name, parameter in block.named_parameters()
-        if ".adapter." not in f".{name}" and name != NEW_ROWS
+        if ".adapter." not in f".{name}" and name.rpartition(".")[2] != NEW_ROWS
     }
 
 
@@ -214,7 +213,7 @@ def save_model_folder(
 def save_companion_files(decoder: Decoder, folder: Path, tokenizer_files: Iterable[Path]) -> list[Path]:
     """Write what answering needs beside weights or adapters: the ids of special tokens, and the tokenizer's files."""
     config: dict[str, Any] = decoder.config.to_json()
-    config = {**config.get(TEXT_CONFIG, {}), **config}
+    config = {**config.get(decoder.config.architecture.text_key, {}), **config}
     token_ids: dict[str, object] = {
         name: config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id") if name in config
     }

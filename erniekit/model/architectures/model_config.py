@@ -14,7 +14,7 @@ from erniekit.errors import ModelFileError
 from erniekit.json_files import read_json_object
 from erniekit.model.architectures.architecture import ALWAYS, Architecture
 from erniekit.model.architectures.config_reading import read_config, written_config
-from erniekit.model.architectures.registry import ARCHITECTURES, architecture_of
+from erniekit.model.architectures.registry import architecture_named, architecture_of
 from erniekit.model.architectures.rope_scaling import yarn_remark
 from erniekit.model.processor_files import check_processor_files
 from erniekit.model.storage.model_folder import refuse_sharded_checkpoint
@@ -73,7 +73,12 @@ class ModelConfig:
 
     @property
     def architecture(self) -> Architecture:
-        return ARCHITECTURES[self.model_type]
+        return architecture_named(self.model_type)
+
+    @property
+    def ties_head(self) -> bool:
+        """Whether the head is the embedding. `tie_word_embeddings` says it of decoders whose head predicts tokens."""
+        return self.tie_word_embeddings and self.architecture.codes is None
 
     def has_bias(self, linear: str) -> bool:
         """Return whether the linear with this last part of its name, such as "q_proj", has a bias."""
@@ -112,7 +117,7 @@ class ModelConfig:
         """The configuration that the keys of a `config.json` describe, as transformers 4 or 5 writes them.
 
         Absent keys have the family's defaults; `num_key_value_heads` is num_attention_heads then. Of a family with
-        encoders the decoder's keys stand in `text_config`.
+        encoders the decoder's keys stand in `text_config`, of one that speaks in `llm_config`.
 
         Args:
             where: heads the error message.
@@ -121,7 +126,7 @@ class ModelConfig:
         Raises:
             ModelFileError: a value cannot be used, values contradict each other, or a key is not understood.
         """
-        architecture = architecture_of(values.get("model_type"), where)
+        architecture = architecture_of(values, where)
         reading = read_config(architecture, values, ignored_keys)
         problems = reading.problems
         if not problems:
