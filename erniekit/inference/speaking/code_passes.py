@@ -89,8 +89,13 @@ def generating(decoder: Any) -> Iterator[None]:
             decoder.train()
 
 
-def grouped(lengths: Sequence[int], limit: int = MAX_POSITIONS) -> Iterator[list[int]]:
-    """Yield the indices of documents that share a row, in order: as many as fit, at least one."""
+def grouped(lengths: Sequence[int], limit: int | None = None) -> Iterator[list[int]]:
+    """Yield the indices of documents that share a row, in order: as many as fit, at least one.
+
+    Args:
+        limit: the positions of a row; None: MAX_POSITIONS.
+    """
+    limit = MAX_POSITIONS if limit is None else limit
     group: list[int] = []
     total = 0
     for index, length in enumerate(lengths):
