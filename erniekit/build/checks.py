@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from erniekit.build.adapters import base_folder, starts_from_adapters
+from erniekit.build.speech import holds_codes, with_codes
 from erniekit.build.tokenizer import check_vocabulary, unit_tokens_of
 from erniekit.build.vocabulary import with_added_tokens
 from erniekit.config import Config
@@ -45,7 +46,8 @@ GENERATION_CONFIG_FILE = "generation_config.json"
 
 
 def read_local_model(config: Config, folder: Path) -> ModelConfig:
-    """Return the shape of the model in `folder`, with all its multi-token prediction layers.
+    """Return the shape of the model in `folder`, with all its multi-token prediction layers; in stage TTS that of a
+    model which writes codes, see `with_codes`.
 
     Raises:
         ModelFileError: the folder is a file, holds adapters instead of a model, or its `config.json` cannot be used.
@@ -60,7 +62,7 @@ def read_local_model(config: Config, folder: Path) -> ModelConfig:
             f"model_name_or_path: {folder} holds adapters; write their base model, {base_model_of(folder)}, as "
             f"model_name_or_path, and lora: true with lora_path: {folder}"
         )
-    return ModelConfig.from_folder(folder, config.basic.ignore_config_keys)
+    return with_codes(config, ModelConfig.from_folder(folder, config.basic.ignore_config_keys), folder)
 
 
 def read_generation_config(folder: Path) -> Mapping[str, Any]:
@@ -203,8 +205,11 @@ def as_weights_have_it(model_config: ModelConfig, weights: Path | None) -> Model
     """Return the shape with which the weights of a run are read.
 
     Those of a folder whose tokenizer has the new tokens, such as a checkpoint, hold rows for them; those of any other,
-    such as a model to which an earlier run has added other tokens, get them now.
+    such as a model to which an earlier run has added other tokens, get them now. So it is with tables and heads of
+    codes.
     """
+    if weights is not None and model_config.wrapped is not None and holds_codes(weights):
+        model_config = replace(model_config, wrapped=None)
     if weights is None or model_config.vocabulary is None:
         return model_config
     has_rows = {*model_config.vocabulary.ids} <= {*declared_ids(weights).values()}

@@ -34,6 +34,7 @@ from erniekit.build.layout import partition_layers
 from erniekit.build.notes import expert_parallel_notes, model_notes, pipeline_notes, run_notes
 from erniekit.build.parts import frozen_parts, part_notes
 from erniekit.build.tokenizer import renders_dialogues, speech_of, transcription_request
+from erniekit.build.speech import with_codes
 from erniekit.build.vocabulary import added_tokens, refuse_other_tokens, run_tokenizer_folder, with_added_tokens
 from erniekit.config import Config
 from erniekit.config.sections.basic import template_variables
@@ -150,7 +151,8 @@ def _check_model_folder(config: Config, found: Findings) -> tuple[Path | None, M
     """Check the small files of the model; return its folder and its shape as far as they are known."""
     folder = found.attempt(local_model_folder, config)
     if folder is None:  # a hub's model that is not here
-        return None, published_model(config.basic.model_name_or_path)
+        published = published_model(config.basic.model_name_or_path)
+        return None, published and found.attempt(with_codes, config, published, config.basic.model_name_or_path)
     if not folder.exists():  # `check_paths` says so
         return None, None
     model = found.attempt(read_local_model, config, folder)
@@ -164,7 +166,7 @@ def _check_tokenizer(config: Config, found: Findings, folder: Path, model: Model
     """Check the tokenizer, with the tokens that the run adds, and its template where the stage or the verb renders
     dialogues. Return the model with rows for these tokens, as far as both are known."""
     if needs_paddlenlp(folder):  # opening it would import Paddle
-        return None if added_tokens(config) else model
+        return None if added_tokens(config, folder) else model
     extended = None if config.verb in ANSWERING else found.attempt(run_tokenizer_folder, config, folder)
     if extended is not None and model is not None:
         model = found.attempt(with_added_tokens, config, model, folder)

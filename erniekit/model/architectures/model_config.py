@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from erniekit.errors import ModelFileError
 from erniekit.json_files import read_json_object
@@ -24,6 +24,18 @@ CONFIG_FILE = "config.json"
 logger = logging.getLogger(__name__)
 
 
+class WrappedDecoder(NamedTuple):
+    """What the files of a model hold to which a run gives tables and heads of codes (`storage/wrapped_weights.py`).
+
+    Attributes:
+        config: of the decoder in the files.
+        seed: of the draws of everything else.
+    """
+
+    config: ModelConfig
+    seed: int
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     """The shape of a model of one of the architectures of `registry.py`.
@@ -37,6 +49,7 @@ class ModelConfig:
             dictionary within the file under its name.
         vocabulary: the new rows that a run gives the model, which its files lack (`vocabulary.grow`); `vocab_size`
             counts them.
+        wrapped: of a model that writes codes whose files hold its decoder alone; the rest is drawn.
         remarks: lines for the user on what the file says and does not act here.
     """
 
@@ -69,6 +82,7 @@ class ModelConfig:
     own: dict[str, Any] = field(default_factory=dict, hash=False)
     other_keys: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
     vocabulary: GrownVocabulary | None = None
+    wrapped: WrappedDecoder | None = field(default=None, compare=False, repr=False)
     remarks: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
     @property

@@ -32,13 +32,24 @@ LLM_CONFIG = "llm_config"
 TABLE = "audio_embeddings."
 PROMPTS, RESPONSES = "proms_emb.", "resps_emb."
 OFFSETS = "codebook_layer_offsets"  # a tensor [C] in files of the package: where each level's rows begin
-PUBLISHED_WEIGHTS = (8, 8, 6, 6, 4, 4, 2, 2)  # of eight levels, where `audio_codebook_weights` is absent
+PUBLISHED_WEIGHTS = (
+    8.0,
+    8.0,
+    6.0,
+    6.0,
+    4.0,
+    4.0,
+    2.0,
+    2.0,
+)  # of eight levels, where `audio_codebook_weights` is absent
 MOST_LEVELS = 64
 TEXT_START, TEXT_END = "<|text_start|>", "<|text_end|>"
 LANGUAGE_START, LANGUAGE_END = "<|lang_start|>", "<|lang_end|>"
 INSTRUCT_START, INSTRUCT_END = "<|instruct_start|>", "<|instruct_end|>"
 DENOISE, SEPARATOR = "<|denoise|>", "<|sep|>"
 TASKS = ("continuation", "stt")  # that a token names; the plain task has none
+# Of parts of the decoder's paths in files, beside those of its own family.
+_NAMES = {OMNIVOICE: {"model": "llm", "lm_head": "audio_heads"}, VALL_E: {"lm_head": "classifiers"}}
 # Every rank has all of a table and of a head; with sequence parallelism a head's gradient is a part of the sum, as that
 # of all weights that are not divided (`WeightInfo.placement`).
 CODE_ROWS = ModuleRule("embedding", ("weight", "bias"))
@@ -107,10 +118,22 @@ def code_layout(config: ModelConfig) -> CodeLayout:
     return layout(config)
 
 
+def decoder_names(config: ModelConfig) -> dict[str, str]:
+    """Return the name that each weight of the decoder has in files of the model, and in files of the decoder alone."""
+    text = config.architecture.text
+    assert text is not None
+    names = _NAMES[code_layout(config).kind]
+    return {renamed(name, names): name for name in text.decoder_shapes(config) if name != HEAD}
+
+
 def codebook_weights(config: ModelConfig) -> tuple[float, ...]:
     """Return the weight of each level in the loss that config.json of an `omnivoice` names, not normalised."""
-    levels, weights = config.own["num_audio_codebook"], config.own["audio_codebook_weights"]
-    return tuple(weights or (PUBLISHED_WEIGHTS if levels == len(PUBLISHED_WEIGHTS) else (1.0,) * levels))
+    return tuple(config.own["audio_codebook_weights"] or default_weights(config.own["num_audio_codebook"]))
+
+
+def default_weights(levels: int) -> tuple[float, ...]:
+    """Return the weights of a new model: those that were published with eight levels, otherwise equal ones."""
+    return PUBLISHED_WEIGHTS if levels == len(PUBLISHED_WEIGHTS) else (1.0,) * levels
 
 
 def level_token(level: int) -> str:
@@ -147,7 +170,6 @@ def _omnivoice(text: Architecture) -> Architecture:
         text,
         OMNIVOICE,
         "OmniVoice",
-        names={"model": "llm", "lm_head": "audio_heads"},
         codes=_omnivoice_layout,
         head_rules={"audio_heads": CODE_ROWS},
         towers=(Tower(TABLE, _joined_shapes, {"": CODE_ROWS}, _build_joined),),
@@ -168,7 +190,6 @@ def _vall_e(text: Architecture) -> Architecture:
         text,
         VALL_E,
         "VALLE",
-        names={"lm_head": "classifiers"},
         codes=_vall_e_layout,
         head_rules={"classifiers.proj.{level}": CODE_ROWS},
         towers=(_level_tables(PROMPTS), _level_tables(RESPONSES)),
@@ -189,7 +210,6 @@ def _around(
     kind: str,
     transformers_class: str,
     *,
-    names: dict[str, str],
     codes: Callable[[ModelConfig], CodeLayout],
     head_rules: Mapping[str, ModuleRule],
     towers: tuple[Tower, ...],
@@ -202,9 +222,9 @@ def _around(
 
     Args:
         text: the family of the decoder, whose keys stand in `llm_config`.
-        names: of parts of the decoder's paths in files, beside those of `text`.
         own_keys, problems, small_values: as of `Architecture`, of codes.
     """
+    names = _NAMES[kind]
     rules = {renamed(path, names): rule for path, rule in text.rules.items() if path != _module(HEAD)}
     return replace(
         text,

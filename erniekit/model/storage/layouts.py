@@ -32,6 +32,7 @@ from erniekit.model.storage.model_folder import CONFIG_KEY, refuse_half_written,
 from erniekit.model.storage.safetensors import SafetensorsFile, check_finite
 from erniekit.model.storage.shards import format_problems, open_weight_files
 from erniekit.model.storage.stacked_tensors import ExpertTensor, with_expert_tensors
+from erniekit.model.storage.wrapped_weights import WrappedWeights
 from erniekit.model.vocabulary import as_stored
 
 if TYPE_CHECKING:
@@ -181,7 +182,7 @@ class StoredWeights:
         return values.T if region.transposed else values
 
 
-def open_weights(config: ModelConfig, folder: Path | str) -> StoredWeights | GrownWeights:
+def open_weights(config: ModelConfig, folder: Path | str) -> StoredWeights | WrappedWeights | GrownWeights:
     """Locate every weight that `config` needs, and compare a stored copy of tied embeddings with them.
 
     Of a grown vocabulary the files hold the rows that the model had before.
@@ -196,7 +197,7 @@ def open_weights(config: ModelConfig, folder: Path | str) -> StoredWeights | Gro
     return stored
 
 
-def locate_weights(config: ModelConfig, folder: Path | str) -> StoredWeights | GrownWeights:
+def locate_weights(config: ModelConfig, folder: Path | str) -> StoredWeights | WrappedWeights | GrownWeights:
     """Locate every weight that `config` needs; only headers are read.
 
     Raises:
@@ -204,8 +205,15 @@ def locate_weights(config: ModelConfig, folder: Path | str) -> StoredWeights | G
             tensors are missing, unknown or of another shape (all are listed).
     """
     if config.vocabulary is not None:
-        return GrownWeights(_locate(as_stored(config), folder), config)
-    return _locate(config, folder)
+        return GrownWeights(_wrapped(as_stored(config), folder), config)
+    return _wrapped(config, folder)
+
+
+def _wrapped(config: ModelConfig, folder: Path | str) -> StoredWeights | WrappedWeights:
+    """Locate the weights of a model whose files may hold no more than its decoder."""
+    if config.wrapped is None:
+        return _locate(config, folder)
+    return WrappedWeights(_locate(config.wrapped.config, folder), config)
 
 
 def _locate(config: ModelConfig, folder: Path | str) -> StoredWeights:
