@@ -210,6 +210,7 @@ def speech_settings_of(config: Config, drawing: MaskedCodes | ArNarCodes) -> Spe
         drawing.codebook_size,
         drawing.frame_rate,
         config.speech.text_frontend,
+        *config.codes.duration_range,
         needs_text=config.speech.condition_dropout < 1,
     )
 
@@ -295,24 +296,20 @@ def training_plan(config: Config, dataset: Dataset, dp_rank: DataParallelRank = 
         repeat_samples=config.sft.num_samples_each_epoch != SftParameters.num_samples_each_epoch,
         sorted_first=config.sft.curriculum in ("length", "duration"),
         by_duration=config.sft.curriculum == "duration",
-        by_speaker=config.stage.reads_codes and config.speech.sample_order == "speaker",
+        by_speaker=config.speech.sample_order == "speaker",
         **_length_groups(config),
         **vars(dp_rank),
     )
 
 
 def _length_groups(config: Config) -> dict[str, Any]:
-    """Return the arguments of batches by length (`batch_tokens`, `batch_seconds`), and of the lengths that are kept."""
+    """Return the arguments of batches by length (`batch_tokens`, `batch_seconds`); empty if they are off."""
     section = config.acceleration
-    speech: dict[str, Any] = {}
-    if config.stage.reads_codes:
-        shortest, longest = config.codes.duration_range
-        speech = {"durations": (shortest, longest), "batch_seconds": config.speech.batch_seconds}
-        if config.speech.batch_seconds:
-            speech["max_batch_samples"] = section.max_batch_samples
+    if config.speech.batch_seconds:
+        return {"batch_seconds": config.speech.batch_seconds, "max_batch_samples": section.max_batch_samples}
     if not section.batch_tokens:
-        return speech
-    return speech | {
+        return {}
+    return {
         "batch_tokens": section.batch_tokens,
         "max_batch_samples": section.max_batch_samples,
         "shortest": section.min_sample_len,

@@ -36,6 +36,7 @@ class SourceReport:
         skipped_file: the text file that lists all of them; "" if there are none.
         audio: the recordings of the samples; None if they have none.
         speech: of recordings as codes; None for other sources.
+        outside: of these, those whose duration is outside of duration_range.
         part: the part of the file that is read, in words; "" if all of it is.
     """
 
@@ -61,15 +62,16 @@ class SourceReport:
     audio: AudioCounts | None = None
     part: str = ""
     speech: SpeechFacts | None = None
+    outside: int = 0
 
     @property
     def kept(self) -> int:
-        return self.read - self.dropped - self.skipped
+        return self.read - self.dropped - self.skipped - self.outside
 
     @property
     def loses_something(self) -> bool:
         """Whether records are left out or shortened, or fields not used."""
-        return bool(self.dropped or self.skipped or self.truncated or self.unused_fields)
+        return bool(self.dropped or self.outside or self.skipped or self.truncated or self.unused_fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,7 @@ def _describe(source: SourceReport) -> str:
         f"{count:,} {what}"
         for count, what in (
             (source.dropped - source.long_prompts, "dropped (longer than max_seq_len)"),
+            (source.outside, "dropped (outside of duration_range)"),
             (source.long_prompts, "dropped (their last question is longer than max_prompt_len)"),
             (source.truncated, "shortened by dropping their oldest turns"),
             (source.split, "split into several samples"),

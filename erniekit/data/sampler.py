@@ -37,20 +37,11 @@ def local_batches(read: Callable[[], list[Batch]]) -> list[Batch]:
     return read()
 
 
-def fitting_durations(
-    dataset: Dataset, durations: tuple[float, float] | None = None, batch_seconds: float = 0.0
-) -> np.ndarray:
-    """Return which samples are neither shorter nor longer than allowed, in seconds: bool[n].
-
-    Args:
-        durations: the shortest and the longest; None: all.
-        batch_seconds: the longest that a micro-batch takes; 0: any.
-    """
-    if durations is None and not batch_seconds:
+def takes_recordings(dataset: Dataset, batch_seconds: float) -> np.ndarray:
+    """Return which samples are no longer than micro-batches may be, in seconds (0: any length): bool[n]."""
+    if not batch_seconds:
         return np.ones(len(dataset), bool)
-    shortest, longest = durations or (0.0, math.inf)
-    seconds = dataset.milliseconds / 1000
-    return (seconds >= shortest) & (seconds <= min(longest, batch_seconds or math.inf))
+    return dataset.milliseconds <= round(1000 * batch_seconds)
 
 
 class StepPlan:
@@ -71,7 +62,6 @@ class StepPlan:
             the same windows and ordered as packs are. 0 groups nothing.
         batch_seconds: the same with the seconds of recordings in the place of positions; longer ones are left out.
         shortest, longest: samples that are shorter or longer are left out.
-        durations: recordings that are shorter or longer than these seconds are left out; None: none are.
         sorted_first: the first epoch goes from the shortest sample to the longest: packs are filled in that order, and
             groups keep it. Later epochs are not affected.
         by_duration: the first epoch is sorted by the duration of recordings in the place of positions.
@@ -114,7 +104,6 @@ class StepPlan:
         shortest: int = 1,
         longest: int | None = None,
         batch_seconds: float = 0.0,
-        durations: tuple[float, float] | None = None,
         sorted_first: bool = False,
         by_duration: bool = False,
         by_speaker: bool = False,
@@ -134,7 +123,7 @@ class StepPlan:
         self._batch_tokens, self._max_batch_samples = batch_tokens, max_batch_samples
         self._batch_seconds = batch_seconds
         self._grouped = bool(batch_tokens or batch_seconds)
-        self._shortest, self._longest, self._durations = shortest, longest, durations
+        self._shortest, self._longest = shortest, longest
         self._by_duration, self._by_speaker = by_duration, by_speaker
         self._batch_size = 1 if self._grouped else batch_size  # a group is a whole micro-batch
         self.dp_rank, self.dp_world_size = dp_rank, dp_world_size
@@ -220,8 +209,8 @@ class StepPlan:
 
     @cached_property
     def _takes_part(self) -> np.ndarray:
-        """bool[n], false for recordings that are too short or too long, in seconds."""
-        return fitting_durations(self.dataset, self._durations, self._batch_seconds)
+        """bool[n], false for recordings that are longer than micro-batches may be."""
+        return takes_recordings(self.dataset, self._batch_seconds)
 
     def describe(self, max_steps: int = -1, num_train_epochs: float = 1) -> str:
         """Describe the packing of the first epoch and the exact number of steps, for the lines before step 1."""
@@ -246,30 +235,20 @@ class StepPlan:
         method += ", short ones first" if self._sorted_first else ""
         method += ", every speaker equally often" if self._by_speaker else ""
         too_short, too_long = self.excluded_counts
+        longer = int(np.count_nonzero(~self._takes_part))
+        beyond = f"left out: {longer:,} recordings longer than batch_seconds {self._batch_seconds:g}"
         left_out = f"left out: {too_short:,} samples shorter than {self._shortest:,}"
         left_out += f", {too_long:,} longer than {self._longest:,}" if self._longest is not None else ""
         return "\n".join(
             [
                 *([left_out] if too_short or too_long else []),
-                *self._describe_durations(),
+                *([beyond] if longer else []),
                 *self._describe_too_long(),
                 f"epoch 0: {len(packs.members):,} samples, {tokens:,} tokens in {len(packs):,} {unit} of at most "
                 f"{limit} ({method}), {filled}",
                 f"steps: {self.packs_per_step:,} {unit} each, {self.steps_in_epoch(0):,} an epoch, {total:,} in total",
             ]
         )
-
-    def _describe_durations(self) -> list[str]:
-        """Describe which recordings are left out for their duration; [] if none is."""
-        count = int(np.count_nonzero(~self._takes_part))
-        if not count:
-            return []
-        reasons = []
-        if self._durations is not None:
-            reasons.append("shorter than {:g} s or longer than {:g} s".format(*self._durations))
-        if self._batch_seconds:
-            reasons.append(f"longer than batch_seconds {self._batch_seconds:g}")
-        return [f"left out: {count:,} recordings {' or '.join(reasons)}"]
 
     def _describe_too_long(self) -> list[str]:
         """Describe what `over_length_policy` does to samples that differ from epoch to epoch; [] if nothing."""
@@ -395,7 +374,7 @@ class StepPlan:
             what = (
                 "; all are shorter than min_sample_len or longer than max_sample_len"
                 if any(self.excluded_counts)
-                else "; all are too short or too long: see duration_range and batch_seconds"
+                else f"; all are longer than batch_seconds {self._batch_seconds:g}"
                 if not self._takes_part.any()
                 else f"; all are longer than max_seq_len {self.max_seq_len:,} in epoch {epoch}"
                 if self._varies
@@ -422,7 +401,7 @@ class StepPlan:
     def _groups(self, samples: np.ndarray, all_lengths: np.ndarray) -> Packs:
         """Group samples of similar length, or recordings of similar duration, by their places in `samples`."""
         if self._batch_seconds:
-            sizes, budget = self.dataset.milliseconds[samples], round(1000 * self._batch_seconds)
+            sizes, budget = np.maximum(1, self.dataset.milliseconds[samples]), round(1000 * self._batch_seconds)
         else:
             sizes, budget = all_lengths[samples], self._batch_tokens
         return group_by_length(sizes, budget, self._max_batch_samples)

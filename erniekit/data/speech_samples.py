@@ -7,6 +7,7 @@ another; `spoken` says how many each has, and what else is known (`drawing.Spoke
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,7 @@ class SpeechSettings:
         levels, codebook_size: of the codec.
         frame_rate: of the codec, in frames a second.
         frontend: one of speech_text.FRONTENDS.
+        shortest, longest: seconds; a recording outside is left out.
         needs_text: whether a record without text is a problem.
     """
 
@@ -48,6 +50,8 @@ class SpeechSettings:
     codebook_size: int
     frame_rate: float
     frontend: str
+    shortest: float = 0.0
+    longest: float = math.inf
     needs_text: bool = True
 
 
@@ -122,7 +126,10 @@ def encode_speech(block: list[NumberedRecord], recordings: Recordings, run: Sour
         except MalformedError as error:
             _add(run, line, record, error)
             continue
-        kept.append((line, record))
+        fits = settings.shortest <= _seconds(record, settings) <= settings.longest
+        run.counts.outside += not fits
+        if fits:
+            kept.append((line, record))
     records = [record for _, record in kept]
     encoded = zip(*_texts(records, run, settings), strict=True)
     for (line, record), ids in zip(kept, encoded, strict=True):

@@ -92,6 +92,7 @@ class RecordCounts:
     split_dialogues: int = 0
     dropped_answers: int = 0
     plain_control: int = 0
+    outside: int = 0
 
 
 def tokenise(
