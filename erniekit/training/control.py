@@ -25,19 +25,13 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import IO, TYPE_CHECKING, NamedTuple
+from typing import IO, NamedTuple
 
 from erniekit.environment import answer_stop_signals
-from erniekit.training.callbacks.console import duration
-
-if TYPE_CHECKING:
-    from erniekit.training.checkpoint.state import TrainerState
-    from erniekit.training.gradients import LossScale
-
 
 WORDS = ("save", "quit", "eval", "export", "status", "time", "events", "events clear")  # commands without a number
 NUMBERS = {
@@ -122,32 +116,6 @@ def _step(text: str) -> int:
 
 def _shown(line: str) -> str:
     return line.strip() if len(line) <= 50 else f"{line.strip()[:50]} ..."
-
-
-def take_events(events: list[Command], step: int) -> list[Command]:
-    """Remove the commands that are due after so many steps, and return them in the order in which they happen.
-
-    Those that save come last: what they save then holds what the others have changed, and none of them a second time.
-    """
-    due = [event for event in events if event.step is not None and event.step <= step]
-    events[:] = [event for event in events if event not in due]
-    return sorted((event._replace(step=None) for event in due), key=lambda event: event.name in ("save", "quit"))
-
-
-def describe_events(events: Sequence[Command]) -> str:
-    """Return the answer to `events`."""
-    in_order = sorted(events, key=lambda event: event.step or 0)
-    return "events: " + (", ".join(map(str, in_order)) or "none")
-
-
-def loss_scale_problem(command: Command, scale: LossScale | None) -> str:
-    """Return why a run with this loss scale cannot have the one that the command wants; "" if it can."""
-    if scale is None:
-        return f"{command}: this run has no loss scale; it needs fp16: true and a GPU"
-    if command.value is None or not scale.floor <= command.value <= scale.ceiling:
-        bounds = f"{scale.floor:,.15g} (min_loss_scale) to {scale.ceiling:,.15g} (max_loss_scale)"
-        return f"{command}: expected a number from {bounds}"
-    return ""
 
 
 class Commands:
@@ -285,45 +253,6 @@ def _in_foreground(terminal: int) -> bool:
         return os.tcgetpgrp(terminal) == os.getpgrp()
     except OSError:  # no terminal: a pipe can always be read
         return True
-
-
-def status_line(
-    state: TrainerState, total_steps: int, learning_rate: float, saved_step: int, writing: bool = False
-) -> str:
-    """Return the answer to `status`.
-
-    Args:
-        saved_step: -1 if nothing is saved.
-        writing: the checkpoint of `saved_step` is still being written.
-    """
-    totals = state.whole_run
-    loss = f", mean loss {totals.loss:.4f}" if totals.units else ""
-    saved = (
-        f"step {saved_step:,} is {'being written' if writing else 'saved'}" if saved_step >= 0 else "nothing is saved"
-    )
-    return (
-        f"status: {state.step:,} of {total_steps:,} steps, epoch {state.epoch:.2f}{loss}, learning rate "
-        f"{learning_rate:g}, {totals.tokens_per_second:,.0f} tokens/s; {saved}"
-    )
-
-
-def time_line(state: TrainerState, total_steps: int, target: int | None = None) -> str:
-    """Return the answer to `time`: steps without evaluations and checkpoints, at the run's mean speed.
-
-    Args:
-        target: a number of finished steps; None: those of the run.
-    """
-    target = total_steps if target is None else target
-    if not state.step or not state.whole_run.seconds:
-        return "time: no step is made yet"
-    if target <= state.step:
-        return f"time: step {target:,} is made already; this is after step {state.step:,}"
-    per_step = state.whole_run.seconds / state.step
-    what = "the last step" if target == total_steps else f"step {target:,}"
-    return (
-        f"time: {state.step:,} steps took {duration(state.whole_run.seconds)}, {per_step:.3g} s each; {what} is made "
-        f"in {duration(per_step * (target - state.step))}, evaluations and checkpoints not counted"
-    )
 
 
 # Stop signals: Ctrl-C, SIGTERM, and SIGHUP of a terminal that was closed. The first asks for an orderly stop after the

@@ -51,6 +51,14 @@ from erniekit.training.checkpoint.state import (
     save_checkpoint,
     write_config,
 )
+from erniekit.training.choices import (
+    choose,
+    describe_events,
+    next_learning_rate,
+    refusal,
+    status_line,
+    take_events,
+)
 from erniekit.training.collectives import SINGLE_PROCESS, Ranks
 from erniekit.training.control import (
     NO_COMMANDS,
@@ -58,13 +66,8 @@ from erniekit.training.control import (
     Commands,
     ForcedStopError,
     StopRequest,
-    describe_events,
-    loss_scale_problem,
     parse,
-    status_line,
     stop_signals,
-    take_events,
-    time_line,
 )
 from erniekit.training.early_stopping import out_of_patience, stop_reason, update_best
 from erniekit.training.evaluation import EvaluationResult, Plan
@@ -73,7 +76,7 @@ from erniekit.training.metrics import Totals
 from erniekit.training.not_finite import describe_micro_batches, not_finite_error
 from erniekit.training.objectives.objective import Objective
 from erniekit.training.optim.adamw import trainable_parameters
-from erniekit.training.optim.schedules import dropout_scale, learning_rate
+from erniekit.training.optim.schedules import dropout_scale
 from erniekit.training.result import TrainResult, result_of
 from erniekit.training.step import NotFiniteError, StepResult, train_step
 
@@ -265,50 +268,31 @@ class Trainer:
 
     def _execute(self, command: Command) -> None:
         """Do what a command says, remember it for a later step, or say why that is not possible in this run."""
-        step, events, scale = self.state.step, self.state.events, self.state.loss_scale
-        if command.name == "loss_scale" and (problem := loss_scale_problem(command, scale)):
+        name, step = command.name, self.state.step
+        if problem := refusal(command, self.state, self.total_steps):
             logger.error(problem)
-        elif command.step is not None and not step < command.step <= self.total_steps:
-            logger.error(f"{command}: write a step from {step + 1} to {self.total_steps}")
-        elif command.step is not None:
-            events.append(command)
-            logger.info(f"{command}: noted")
-        elif command.name == "events":
-            logger.info(describe_events(events))
-        elif command.name == "events clear":
-            logger.info(f"{describe_events(events)}: forgotten")
-            events.clear()
-        elif command.name == "time":
-            logger.info(time_line(self.state, self.total_steps, command.value))
-        elif command.name == "save":
+        elif command.step is not None or name not in ("save", "quit", "eval", "export", "status"):
+            logger.info(choose(command, self.state, self.total_steps, self.config.training))
+        elif name == "save":
             self._save()
             logger.info(f"save: {'writing' if self._saver.writing else 'saved'} {checkpoint_name(step)}")
-        elif command.name == "quit":
+        elif name == "quit":
             self._quit_requested = True
-        elif command.name == "eval" and self.run_evaluation is None:
+        elif name == "eval" and self.run_evaluation is None:
             logger.info(
                 "eval: this run has no held-out data; it needs do_eval: true and eval_dataset_path or eval_split"
             )
-        elif command.name == "eval":
+        elif name == "eval":
             self.evaluate()
-        elif command.name == "export":
+        elif name == "export":
             self._export()
-        elif command.name == "lr":
-            self.state.learning_rate = command.value
-            origin = "the schedule's" if command.value is None else "until `lr schedule`"
-            logger.info(f"lr: step {step + 1} has a learning rate of {self._learning_rate():g}, {origin}")
-        elif command.name == "loss_scale":
-            assert scale is not None and command.value is not None
-            scale.scale, scale.finite_steps, scale.overflows_at_floor = command.value, 0, 0
-            logger.info(f"loss_scale: step {step + 1} has a loss scale of {scale.scale:,.15g}")
         else:
             saved, writing = self._saved_step, bool(self._saver.writing)
             logger.info(status_line(self.state, self.total_steps, self._learning_rate(), saved, writing))
 
     def _learning_rate(self) -> float:
         """Of the next step."""
-        chosen = self.state.learning_rate
-        return learning_rate(self.state.step, self.config.training, self.total_steps) if chosen is None else chosen
+        return next_learning_rate(self.state, self.total_steps, self.config.training)
 
     def _step(self, batches: Sequence[Any]) -> StepResult:
         step, tried = self.state.step, self.state.loss_scale.scale if self.state.loss_scale else 1.0

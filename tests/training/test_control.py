@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 
 from erniekit.training.checkpoint.atomic_folder import checkpoint_name
 from erniekit.training.checkpoint.resume import Start, open_output_folder
-from erniekit.training.checkpoint.state import TrainerState, load_state
+from erniekit.training.checkpoint.state import load_state
 from erniekit.training.control import (
     CONTROL_FILE,
     NUMBERS,
@@ -24,7 +24,6 @@ from erniekit.training.control import (
     Commands,
     forward_commands,
     parse,
-    time_line,
 )
 from erniekit.training.optim.schedules import learning_rate
 from tests.training.fakes import FakePlan, Recorder, ReplayedRanks, fake_trainer
@@ -374,18 +373,6 @@ def test_the_loss_scale_is_set_within_its_bounds(tmp_path: Path, logged: list[st
     logged.clear()
     fake_trainer(tmp_path / "float32", commands=ScriptedCommands(s2=["loss_scale 64"])).fit(FRESH)
     assert logged[0] == "loss_scale 64: this run has no loss scale; it needs fp16: true and a GPU"
-
-
-def test_time_is_told_from_the_mean_of_the_run(tmp_path: Path) -> None:
-    state = TrainerState(step=300)
-    state.whole_run.seconds = 600.0
-    assert time_line(state, 9000) == (
-        "time: 300 steps took 10:00, 2 s each; the last step is made in 4:50:00, evaluations and checkpoints not "
-        "counted"
-    )
-    assert "; step 330 is made in 1:00, " in time_line(state, 9000, 330)
-    assert time_line(state, 9000, 300) == "time: step 300 is made already; this is after step 300"
-    assert time_line(TrainerState(), 9000) == "time: no step is made yet"
 
 
 def test_evaluation_and_status_change_nothing(tmp_path: Path, logged: list[str]) -> None:
