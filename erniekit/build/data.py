@@ -10,6 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from erniekit.build.checks import read_local_model
+from erniekit.build.speech import drawing_of
 from erniekit.build.step_count import cache_folder, cache_step_count
 from erniekit.build.tokenizer import unit_tokens_of
 from erniekit.config import Config
@@ -197,9 +199,7 @@ def _dataset(config: Config, tokenizer: Tokenizer, template: Template | None, so
 def _drawing(config: Config, tokenizer: Tokenizer, sources: Sequence[Source]) -> Drawing | None:
     """Return how the records of a run become samples that differ from epoch to epoch; None: they do not differ."""
     if config.stage.reads_codes:
-        from erniekit.build.speech import drawing_of, speaking_model_of
-
-        return drawing_of(config, speaking_model_of(config), tokenizer)
+        return drawing_of(config, read_local_model(config, model_folder(config)), tokenizer)
     return interleaving_of(config, tokenizer) if reads_aligned_units(sources) else None
 
 

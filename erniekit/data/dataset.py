@@ -337,6 +337,11 @@ def open_dataset(
         if report.probability and not report.samples and report.skipped == report.read:
             none = f"{report.path}: none of its {report.read:,} records trains anything"
             raise DataError("\n".join([*describe_skipped(report), none]))
+        if report.probability and not report.samples and report.outside == report.read:
+            raise DataError(
+                f"{report.path}: none of its {report.read:,} recordings has a duration within duration_range\n"
+                "  Write a wider one, or remove the file."
+            )
         if report.probability and not report.samples:
             prompts_too_long = report.long_prompts == report.dropped
             limit = f"max_prompt_len {max_prompt_len:,}" if prompts_too_long else f"max_seq_len {max_seq_len:,}"

@@ -278,3 +278,14 @@ def test_missing_shards_and_an_empty_folder_are_told(tmp_path: Path, shards: Pat
 def test_offsets_are_two_numbers_of_31_bits(offset: int) -> None:
     high, low = split_offset(offset)
     assert max(high, low) < 1 << 31 and (high << 31 | low) == offset
+
+
+@pytest.mark.proves("duration_range")
+def test_recordings_outside_of_the_durations_are_left_out_and_counted(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    path = write_codes_jsonl(tmp_path / "a.jsonl")
+    settings = speech_settings(shortest=0.8, longest=1.2)
+    dataset = open_speech(path, tokenizer, tmp_path / "cache", speech=settings)
+    assert dataset.milliseconds.tolist() == [800, 900, 1000, 1100, 1200]
+    assert "12 records, 5 kept, 7 dropped (outside of duration_range)" in str(dataset.report)
+    with pytest.raises(DataError, match="none of its 12 recordings has a duration within duration_range"):
+        open_speech(path, tokenizer, tmp_path / "cache", speech=speech_settings(shortest=5.0))
