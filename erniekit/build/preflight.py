@@ -33,8 +33,8 @@ from erniekit.build.input_paths import check_codec, check_paths, check_shard_pat
 from erniekit.build.layout import partition_layers
 from erniekit.build.notes import expert_parallel_notes, model_notes, pipeline_notes, run_notes
 from erniekit.build.parts import frozen_parts, part_notes
-from erniekit.build.tokenizer import renders_dialogues, speech_of, transcription_request
 from erniekit.build.speech import with_codes
+from erniekit.build.tokenizer import renders_dialogues, speech_of, transcription_request
 from erniekit.build.vocabulary import added_tokens, refuse_other_tokens, run_tokenizer_folder, with_added_tokens
 from erniekit.config import Config
 from erniekit.config.sections.basic import template_variables
