@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from erniekit.build.speech import token_of
 from erniekit.data.tokenizers.tokenizer import Tokenizer
-from erniekit.errors import DataError, ModelFileError
+from erniekit.errors import DataError
 from erniekit.inference.speaking.text import nonverbal_parts
 from erniekit.model.architectures.speaking import (
     DENOISE,
@@ -52,7 +53,7 @@ class SpeechTokens:
         """
 
         def token(text: str) -> int:
-            return control_token(tokenizer, text)
+            return token_of(tokenizer, text)
 
         return cls(
             token(SEPARATOR),
@@ -61,21 +62,6 @@ class SpeechTokens:
             (token(TEXT_START), token(TEXT_END)),
             (token(LANGUAGE_START), token(LANGUAGE_END)),
         )
-
-
-def control_token(tokenizer: Tokenizer, text: str) -> int:
-    """Return the id of a control token.
-
-    Raises:
-        ModelFileError: the tokenizer does not have it.
-    """
-    token = tokenizer.token_id(text)
-    if token is None:
-        raise ModelFileError(
-            f"{tokenizer.folder}: the tokenizer has no token {text}, with which a model is told what to speak; name "
-            "the folder of a model that was trained with stage: TTS"
-        )
-    return token
 
 
 def masked_prompt(
@@ -90,15 +76,15 @@ def masked_prompt(
 
     def told(start: str, words: str, end: str) -> list[int]:
         ids = tokenizer.encode(tokenizer.plain_text(words or NOT_TOLD))
-        return [control_token(tokenizer, start), *ids, control_token(tokenizer, end)]
+        return [token_of(tokenizer, start), *ids, token_of(tokenizer, end)]
 
     return [
-        *([control_token(tokenizer, DENOISE)] if denoise else []),
+        *([token_of(tokenizer, DENOISE)] if denoise else []),
         *told(LANGUAGE_START, language, LANGUAGE_END),
         *told(INSTRUCT_START, instruct, INSTRUCT_END),
-        control_token(tokenizer, TEXT_START),
+        token_of(tokenizer, TEXT_START),
         *(token for part in nonverbal_parts(text) for token in encode(part)),
-        control_token(tokenizer, TEXT_END),
+        token_of(tokenizer, TEXT_END),
     ]
 
 

@@ -14,14 +14,14 @@ import numpy as np
 
 from erniekit.build.checks import answering_folders, tokenizer_folder
 from erniekit.build.codec import codec_opener
-from erniekit.build.speech import CodecFacts, codec_facts
+from erniekit.build.speech import AUDIO_TOKENIZER, CodecFacts, codec_facts
 from erniekit.codecs.codec import Codec
 from erniekit.config.sections.speaking import SpeakingParameters
 from erniekit.data.formats.problems import MalformedError
 from erniekit.data.media.clip import Clip
 from erniekit.data.media.codes_folder import codec_folder, read_facts
 from erniekit.data.media.recording import read_clip
-from erniekit.data.speech_text import text_ids
+from erniekit.data.speech_text import PHONEMES, text_ids
 from erniekit.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from erniekit.errors import ConfigurationError, DataError
 from erniekit.export.trained_model import ignored_config_keys, run_parameters
@@ -52,7 +52,7 @@ from erniekit.model.builder import build_model
 
 logger = logging.getLogger(__name__)
 
-AUDIO_TOKENIZER = "audio_tokenizer"  # the folder of the codec in that of a model, as OmniVoice names it
+
 LONG_VOICE = 20.0  # seconds
 
 
@@ -318,15 +318,17 @@ class SpeechModel:
         codes = None if voice is None else voice.codes
         stream = (utterance.number << 16) + number
         if not self.is_masked:
-            spoken = joined_text(voice.text if voice and utterance.continues else "", text)
+            text_ids = encode(joined_text("", text))
+            if voice is not None and utterance.continues and number == 0:
+                text_ids = [*encode(voice.text), *self._space, *text_ids]
             return PreparedUtterance(
-                encode(spoken),
+                text_ids,
                 None,
                 codes,
                 self.tokenizer.encode(self.tokenizer.plain_text(language)) if language else [],
                 stream,
                 max(1, int(speaking.max_seconds * self.frame_rate)),
-                utterance.continues,
+                utterance.continues and number == 0,
             )
         if len(plan.texts) == 1:
             frames = plan.frames
@@ -341,6 +343,11 @@ class SpeechModel:
             denoise=speaking.denoise and voice is not None,
         )
         return PreparedUtterance(ids, frames, codes, [], stream)
+
+    @property
+    def _space(self) -> list[int]:
+        """The ids between the text of a voice and the one that goes on from it."""
+        return [] if self._frontend == PHONEMES else self.tokenizer.encode(" ")
 
     def _estimated(self, text: str, voice: Voice | None, speed: float) -> int:
         reference = None if voice is None else SpokenReference(voice.text, voice.codes.shape[1])
@@ -366,8 +373,8 @@ def _codec_folder(folders: Sequence[Path], run: dict[str, Any], named: Path | No
     if within is not None:
         return within
     candidates = [Path(str(run["codec"])).expanduser()] if run.get("codec") else []
-    for source in run.get("train_dataset_path") or ():
-        home = Path(str(source)).expanduser()
+    sources = [Path(str(source)).expanduser() for source in run.get("train_dataset_path") or ()]
+    for home in (folder for source in sources for folder in (source, source.parent, *sorted(source.glob("part-*")))):
         facts = read_facts(home) if home.is_dir() else None
         candidates += [codec_folder(home, facts)] if facts else []
     found = next((folder for folder in candidates if folder.is_dir()), None)

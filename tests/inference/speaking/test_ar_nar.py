@@ -127,7 +127,11 @@ def test_it_may_end_at_once(decoder: Any) -> None:
     (first, second) = write(decoder, REQUESTS[:2])
     assert first.codes.shape == second.codes.shape == (LEVELS, 0) and not first.cut
     bias.set_value(-np.eye(CODES + 1, dtype=np.float32)[CODES] * 1e4)
-    assert [(written.codes.shape[1], written.cut) for written in write(decoder, REQUESTS)] == [(9, True), (9, True), (6, True)]
+    assert [(written.codes.shape[1], written.cut) for written in write(decoder, REQUESTS)] == [
+        (9, True),
+        (9, True),
+        (6, True),
+    ]
 
 
 @pytest.mark.proves("class_temperature")
@@ -139,7 +143,9 @@ def test_draws_depend_on_the_number_of_a_request_alone(decoder: Any) -> None:
         (alone,) = write(decoder, [own], sampling, drawn)
         np.testing.assert_array_equal(alone.codes, written.codes)
     others = write(decoder, [own._replace(number=own.number + 10) for own in REQUESTS], sampling, drawn)
-    assert any(a.codes.shape != b.codes.shape or (a.codes != b.codes).any() for a, b in zip(together, others, strict=True))
+    assert any(
+        a.codes.shape != b.codes.shape or (a.codes != b.codes).any() for a, b in zip(together, others, strict=True)
+    )
 
 
 @pytest.mark.proves("min_p")

@@ -53,8 +53,8 @@ def test_every_character_takes_as_long_as_in_the_package(recorded: dict) -> None
     runs = recorded["weights"]
     for (first, weight), (following, _) in zip(runs, [*runs[1:], (0x110000, 0)], strict=True):
         step = max(1, (following - first) // 50)
-        assert {speaking_weight(chr(code)) for code in {*range(first, following, step), following - 1}} == {weight}, hex(
-            first
+        assert {speaking_weight(chr(code)) for code in {*range(first, following, step), following - 1}} == {weight}, (
+            hex(first)
         )
 
 
@@ -92,7 +92,9 @@ def test_a_measured_rate_has_no_boost_for_short_texts(tmp_path: Path) -> None:
     assert read_speech_rate([tmp_path / "absent", tmp_path]) == 0.125
 
 
-@pytest.mark.parametrize("content", ["{}", "nothing", '{"seconds_per_letter": "fast"}', '{"seconds_per_letter": -1.0}', "[" * 10_000])
+@pytest.mark.parametrize(
+    "content", ["{}", "nothing", '{"seconds_per_letter": "fast"}', '{"seconds_per_letter": -1.0}', "[" * 10_000]
+)
 def test_a_damaged_rate_is_told(tmp_path: Path, content: str) -> None:
     (tmp_path / "speech_rate.json").write_text(content)
     with pytest.raises(DataError, match=r"speech_rate.json: expected seconds_per_letter"):

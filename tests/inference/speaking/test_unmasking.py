@@ -122,7 +122,9 @@ def test_gumbel_noise_is_finite_everywhere() -> None:
 
 @pytest.mark.proves("guidance_scale")
 def test_guidance_moves_probabilities_away_from_those_without_the_text() -> None:
-    with_text, without = (paddle.to_tensor(np.log([values]).astype(np.float32)) for values in ([0.5, 0.3, 0.2], [0.8, 0.1, 0.1]))
+    with_text, without = (
+        paddle.to_tensor(np.log([values]).astype(np.float32)) for values in ([0.5, 0.3, 0.2], [0.8, 0.1, 0.1])
+    )
     assert predicted(with_text)[0].tolist() == [0]
     codes, sure = predicted(with_text, without, scale=2.0)
     expected = np.array([0.5**3 / 0.8**2, 0.3**3 / 0.1**2, 0.2**3 / 0.1**2])
