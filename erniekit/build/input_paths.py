@@ -28,6 +28,7 @@ def missing_paths(values: Mapping[str, Any] | Config, verb: str) -> Iterator[tup
     trains, evaluates = values["do_train"], values["do_eval"]
     read: dict[str, tuple[str, ...]] = {}
     by_hub = any(values[hub.parameter] for hub in HUBS)
+    reads_hub = values["stage"] != "TTS" or verb == "codes"  # hubs have no data sets of codes
     if verb == "codes":
         read["train_dataset_path"] = values["train_dataset_path"]
         folders = {"codec": FITTED, "codec_features": ("log_mel",)}
@@ -51,7 +52,9 @@ def missing_paths(values: Mapping[str, Any] | Config, verb: str) -> Iterator[tup
             read["lora_path"] = (values["lora_path"],)
     for name, paths in read.items():
         for path in filter(None, paths):
-            if os.path.exists(os.path.expanduser(path)) or (name.endswith("dataset_path") and is_hub_dataset(path)):
+            if os.path.exists(os.path.expanduser(path)) or (
+                name.endswith("dataset_path") and reads_hub and is_hub_dataset(path)
+            ):
                 continue
             inside = "" if path.startswith(("/", "~")) else f" in the current folder, {Path.cwd()}"
             yield name, f"{path} does not exist{inside}" + hub_hint(path) * (name in ("model_name_or_path", "codec"))

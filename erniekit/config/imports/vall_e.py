@@ -179,6 +179,8 @@ def _model(result: Conversion, folder: Path | None) -> None:
     if not result["models[].training"]:
         result.refuse("models[].training", "no model is trained; write `training: True` for the one that is")
     result.write("codec_levels", _level_count(result), "models[].size" if isinstance(size, dict) else "audio_backend")
+    codes = size.get("audio_tokens", 1024) if isinstance(size, dict) else 1024
+    result.write("codebook_size", codes)
     result.write("model_name_or_path", str(folder) if folder else "models/vall-e")
     result.write("output_dir", "output/vall-e")
     result.write("text_frontend", "phonemes", remark="its texts are pronunciations of espeak-ng")
