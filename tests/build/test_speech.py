@@ -86,9 +86,9 @@ def test_a_codec_that_is_named_comes_first(speech: MakeConfig, tmp_path: Path, c
 @pytest.mark.proves("codec_levels", "codebook_size")
 def test_sizes_that_are_written_are_compared(speech: MakeConfig, tmp_path: Path) -> None:
     assert codec_of_run(speech(codec_levels=2, codebook_size=32)).levels == 2
-    with pytest.raises(ConfigurationError, match="`codec_levels: 3`, and the codec in .* has 2"):
+    with pytest.raises(ConfigurationError, match=r"`codec_levels: 3`, and the codec in .* has 2"):
         codec_of_run(speech(codec_levels=3))
-    with pytest.raises(ConfigurationError, match="`codebook_size: 31`, and the codec in .* has 32"):
+    with pytest.raises(ConfigurationError, match=r"`codebook_size: 31`, and the codec in .* has 32"):
         codec_of_run(speech(codebook_size=31))
 
 
@@ -143,7 +143,7 @@ def test_what_cannot_be_wrapped_is_refused(speech: MakeConfig) -> None:
     with pytest.raises(ConfigurationError, match="the code tables are new and adapters would leave them random"):
         read_model_config(speech(lora=True, continue_training=True))
     config = speech()
-    with pytest.raises(ModelFileError, match="as the decoder of omnivoice cannot be used:\n.*is not defined here"):
+    with pytest.raises(ModelFileError, match=r"as the decoder of omnivoice cannot be used:\n.*is not defined here"):
         speaking_config(tiny_config(model_type="gpt_oss", head_dim=4), config, codec_of_run(config))
 
 
@@ -188,7 +188,7 @@ def test_masked_samples_are_drawn_with_the_tokens_of_the_run(speech: MakeConfig)
     drawing = drawing_of(config, read_model_config(config), open_tokenizer(config)[0])
     assert (drawing.levels, drawing.codebook_size, drawing.mask_id, drawing.frame_rate) == (2, 32, 32, 62.5)
     assert drawing.mask_ratio == (0.2, 0.9) and drawing.max_seq_len == 100
-    assert [ids for ids in drawing.tokens[:7]] == [(SIZE + number,) for number in range(7)]
+    assert list(drawing.tokens[:7]) == [(SIZE + number,) for number in range(7)]
 
 
 def test_samples_of_levels_are_drawn_with_the_rows_of_the_model(speech: MakeConfig) -> None:
