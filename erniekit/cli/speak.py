@@ -6,9 +6,10 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from erniekit.cli.generate import add_source_options, generation_parameters, model_folder, select_device
 from erniekit.cli.ranks import at_least_one, parse_with_overrides
@@ -49,7 +50,11 @@ def run(arguments: list[str]) -> int:
     parser.set_defaults(overrides=[])
     options = parse_with_overrides(parser, arguments)
     _check_words(parser, options)
-    return _speak(options)
+    if options.output != STREAM:
+        return _speak(options, None)
+    stream = sys.stdout.buffer
+    with redirect_stdout(sys.stderr):  # what is told must not be heard
+        return _speak(options, stream)
 
 
 def _add_text_options(parser: argparse.ArgumentParser) -> None:
@@ -64,6 +69,9 @@ def _add_text_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--voice", type=Path, metavar="FILE", help="a recording of the voice, 3 to 10 seconds")
     parser.add_argument("--voice-text", default="", metavar="TEXT", help="what is said in --voice")
+    parser.add_argument(
+        "--listener", type=Path, metavar="DIR", help="a model that writes down what is said in voices without a text"
+    )
     parser.add_argument(
         "--continue", dest="continues", action="store_true", help="the text goes on from what --voice says (ar_nar)"
     )
@@ -106,7 +114,7 @@ def _add_sound_options(parser: argparse.ArgumentParser) -> None:
 def _add_parameters(parser: argparse.ArgumentParser) -> None:
     """Add the parameters of speaking; defaults, bounds and meanings come from the schema."""
     for name in (*SPEAKING, *FIRST_LEVEL):
-        words = f"{PARAMETERS[name].description.split('. ')[0].rstrip('.')} (default {PARAMETERS[name].default})"
+        words = f"{PARAMETERS[name].meaning.split('. ')[0].rstrip('.')} (default {PARAMETERS[name].default})"
         option = f"--{name.replace('_', '-')}"
         parser.add_argument(option, metavar="X", help=words.replace("%", "%%"))
         if name in OTHER_NAMES:
@@ -118,19 +126,21 @@ def _check_words(parser: argparse.ArgumentParser, options: argparse.Namespace) -
     """Exit with a message about options that do not go together."""
     if options.voice_text and not options.voice:
         parser.error("--voice-text says what is said in --voice; name the recording, too")
-    if options.voice and not options.voice_text:
-        parser.error("--voice needs --voice-text, what is said in the recording (`erniekit transcribe` writes it down)")
+    if options.voice and not (options.voice_text or options.listener):
+        parser.error("--voice needs --voice-text, what is said in the recording, or a --listener that writes it down")
     if options.continues and not options.voice:
         parser.error("--continue goes on from --voice; name the recording")
     if options.duration is not None and options.speed is not None:
         parser.error("--duration and --speed both say how fast a text is spoken; drop one of them")
+    if options.output == STREAM and options.format == "flac":
+        parser.error("--output - is a stream of wav or raw; FLAC has its length in front")
     if options.output == STREAM and options.chunks:
         parser.error("--chunks writes files; --output - is one stream, which comes piece by piece anyway")
     if options.save_codes and options.text and len(options.text) > 1:
         parser.error("--save-codes is for one text")
 
 
-def _speak(options: argparse.Namespace) -> int:
+def _speak(options: argparse.Namespace, stream: BinaryIO | None) -> int:
     from erniekit.inference.speaking.sound_files import file_targets
     from erniekit.inference.speaking.text_files import given_texts, read_texts
 
@@ -141,7 +151,7 @@ def _speak(options: argparse.Namespace) -> int:
     suffix = output.suffix.lower().lstrip(".")
     form = options.format or (suffix if suffix in ("flac", "raw") and not output.is_dir() else "wav")
     names = [line.id or f"{number:04d}" for number, line in enumerate(lines, start=1)]
-    targets = [] if output == STREAM else file_targets(output, names, form, pieces=options.chunks)
+    targets = [] if stream else file_targets(output, names, form, pieces=options.chunks)
     parameters = generation_parameters(
         options, verb="speak", names=(*SPEAKING, *FIRST_LEVEL, "seed", *MODEL_PARAMETERS)
     )
@@ -159,7 +169,9 @@ def _speak(options: argparse.Namespace) -> int:
     texts, problems = _utterances(model, lines, options)
     paths = [targets[text.number] for text in texts] if targets else []
     if texts:
-        _speak_texts(model, texts, len(lines), parameters, options, _target(model, paths, form, options), problems)
+        _speak_texts(
+            model, texts, len(lines), parameters, options, _target(model, paths, form, options, stream), problems
+        )
     if problems:
         shown = "\n".join(f"  {problem}" for problem in problems)
         _say(f"error: {len(problems):,} of {len(lines):,} texts cannot be spoken:\n{shown}")
@@ -171,15 +183,18 @@ def _utterances(
 ) -> tuple[list[Utterance], list[str]]:
     """Return what is to be spoken, and why other texts cannot be."""
     from erniekit.inference.speaking import Utterance
+    from erniekit.inference.speaking.voice_words import doubt
 
     texts: list[Utterance] = []
     problems: list[str] = []
     voices: dict[tuple[Path, str], Voice] = {}
+    heard: dict[Path, str] = {}
     for number, line in enumerate(lines):
         recording, said = (line.voice, line.voice_text) if line.voice else (options.voice, options.voice_text)
         try:
             if recording is not None and not said:
-                raise DataError(f"{line.place}: voice_text: expected what is said in {recording}, got nothing")
+                said = heard.get(recording) or _heard(recording, line.place, options)
+                heard[recording] = said
             if recording is not None and (recording, said) not in voices:
                 keep = options.keep_reference
                 voices[recording, said] = model.voice(recording.expanduser(), said, keep_silence=keep)
@@ -195,17 +210,42 @@ def _utterances(
                 options.continues,
             )
             model.check(text)
+            if text.instruct and model.is_published and (why := doubt(text.instruct)):
+                _say(f"warning: {line.place}: instruct: {why}")
             texts.append(text)
         except UserError as error:
             problems.append(str(error))
     return texts, problems
 
 
-def _target(model: SpeechModel, paths: list[Path], form: str, options: argparse.Namespace) -> Target:
+def _heard(recording: Path, place: str, options: argparse.Namespace) -> str:
+    """Return what a listener writes down of a recording.
+
+    Raises:
+        DataError: there is no listener, or it hears nothing.
+    """
+    if options.listener is None:
+        raise DataError(f"{place}: voice_text: expected what is said in {recording}, got nothing (--listener)")
+    from erniekit.inference.engine import ChatModel
+    from erniekit.inference.transcribe import Transcript, TranscriptionSettings, transcribe
+
+    listener = ChatModel.load(options.listener.expanduser())
+    (result,) = transcribe(listener, [recording.expanduser()], TranscriptionSettings(options.language))
+    if not isinstance(result, Transcript):
+        raise DataError(f"{place}: {result.reason}")
+    if not result.text.strip():
+        raise DataError(f"{place}: {options.listener} hears nothing in {recording}; write voice_text")
+    _say(f"{recording}: heard: {result.text}")
+    return result.text
+
+
+def _target(
+    model: SpeechModel, paths: list[Path], form: str, options: argparse.Namespace, stream: BinaryIO | None
+) -> Target:
     from erniekit.inference.speaking.sound_files import PieceFiles, SoundFiles, SoundStream
 
-    if not paths:
-        return SoundStream(sys.stdout.buffer, model.sampling_rate, form)
+    if stream is not None:
+        return SoundStream(stream, model.sampling_rate, form)
     return (PieceFiles if options.chunks else SoundFiles)(paths, model.sampling_rate, form)
 
 

@@ -4,8 +4,9 @@
     .venv-transformers5/bin/python tools/parity/record_speaking.py
 
 Needs omnivoice 0.2.1 (and so transformers 5 and torch) and pydub 0.25.1, and neither Paddle nor soundfile: what it
-imports to read sound is replaced by empty modules. Writes tests/inference/speaking/recorded/: texts.json, schedules.json,
-unmasking.npz with the codes after each step, and silence.npz with the sounds of `speaking_cases.sound` without silence.
+imports to read sound is replaced by empty modules. Writes tests/inference/speaking/recorded/: texts.json,
+schedules.json, unmasking.npz with the codes after each step, and silence.npz with the sounds of `speaking_cases.sound`
+without silence.
 """
 
 from __future__ import annotations

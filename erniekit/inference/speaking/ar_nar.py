@@ -26,6 +26,7 @@ from erniekit.inference.speaking.code_passes import CodeDocument, CodePass, grou
 from erniekit.inference.speaking.prompts import SpeechTokens
 from erniekit.inference.speaking.unmasking import predicted
 from erniekit.model.architectures.speaking import CodeLayout
+from erniekit.model.lora.lora import without_adapters
 
 CONTINUATION = "continuation"
 
@@ -171,11 +172,9 @@ class ArNar:
         return rows
 
     def _adapters_for(self, level: int) -> AbstractContextManager[Any]:
-        adapters = self._decoder.adapters
-        if adapters is None or self._adapted is None or level in self._adapted:
-            return nullcontext()
-        disabled: AbstractContextManager[Any] = adapters.disabled(self._decoder)
-        return disabled
+        """Return a context in which the adapters act, or not, as a level was trained."""
+        serves = self._adapted is None or level in self._adapted
+        return nullcontext() if serves or self._decoder.adapters is None else without_adapters(self._decoder)
 
 
 def _as_inputs(codes_SC: np.ndarray) -> dict[str, np.ndarray]:

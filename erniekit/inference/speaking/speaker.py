@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -92,9 +92,10 @@ class SpeechModel:
 
     Args:
         codec: of the codes; it is opened when sound is made or read for the first time.
-        encode: returns the ids of a text in a language, as in training.
+        frontend: how texts become ids (`text_frontend`).
         weight_seconds: how fast the model's data is spoken (`text.read_speech_rate`); None: unknown.
         adapted: the levels that adapters serve (`lora_codebooks`); None: all.
+        is_published: it was trained by others, with their words for voices (`voice_words.py`).
         seed: of the random draws of codes.
     """
 
@@ -109,12 +110,13 @@ class SpeechModel:
         adapted: Sequence[int] | None = None,
         seed: int = 42,
         device: str = "auto",
+        is_published: bool = False,
     ) -> None:
         self.decoder, self.tokenizer, self.codec_facts = decoder, tokenizer, codec
         self.layout = code_layout(decoder.config)
         self.is_masked = self.layout.kind == OMNIVOICE
         self._frontend, self._weight_seconds, self._adapted = frontend, weight_seconds, adapted
-        self._seed, self._device = seed, device
+        self._seed, self._device, self.is_published = seed, device, is_published
 
     @classmethod
     def load(
@@ -157,9 +159,10 @@ class SpeechModel:
             facts,
             frontend=str(run.get("text_frontend") or "tokenizer"),
             weight_seconds=read_speech_rate([home, home.parent, folder]),
-            adapted=tuple(run.get("lora_codebooks") or ()) or None if adapters else None,
+            adapted=(tuple(run.get("lora_codebooks") or ()) or None) if adapters else None,
             seed=seed,
             device=device,
+            is_published=not run and config.architecture.codes is not None and code_layout(config).kind == OMNIVOICE,
         )
 
     @property
@@ -361,7 +364,7 @@ class SpeechModel:
         return ids
 
 
-def _codec_folder(folders: Sequence[Path], run: dict[str, Any], named: Path | None) -> Path:
+def _codec_folder(folders: Sequence[Path], run: Mapping[str, Any], named: Path | None) -> Path:
     """Return the folder of the codec: the named one, that in the model's folder, or that of the run and its data.
 
     Raises:

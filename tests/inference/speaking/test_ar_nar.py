@@ -17,6 +17,8 @@ from erniekit.inference.speaking.ar_nar import ArNar
 from erniekit.inference.speaking.prompts import SpeechTokens
 from erniekit.model.architectures.speaking import code_layout
 from erniekit.model.code_layers import code_logits
+from erniekit.model.lora.config import LoraSettings
+from erniekit.model.lora.lora import add_adapters, named_adapter_weights
 from erniekit.model.weights import named_weights
 from tests.model.tiny_speech import CODES, LEVELS, hidden_of, speaking_model, vall_e_config
 
@@ -168,3 +170,18 @@ def test_logits_that_are_not_finite_are_told() -> None:
     named_weights(decoder)["model.norm.weight"].fill_(float("nan"))
     with pytest.raises(UserError, match="cannot speak text 1: its logits are not finite"):
         write(decoder, REQUESTS[:1])
+
+
+@pytest.mark.proves("lora_codebooks")
+def test_adapters_act_at_the_levels_that_they_serve(decoder: Any) -> None:
+    adapted = decoder_of()
+    add_adapters(adapted, LoraSettings(4, 8.0), seed=1)
+    rng = np.random.default_rng(5)
+    for parameter in named_adapter_weights(adapted).values():
+        parameter.set_value(rng.standard_normal(parameter.shape).astype(np.float32))
+    plain, everywhere = write(decoder, REQUESTS), write(adapted, REQUESTS)
+    assert not any(np.array_equal(a.codes, b.codes) for a, b in zip(plain, everywhere, strict=True))
+    third = write(adapted, REQUESTS, adapted=(3,))
+    for own, other in zip(plain, third, strict=True):
+        np.testing.assert_array_equal(own.codes[:3], other.codes[:3])
+    assert any((a.codes[3] != b.codes[3]).any() for a, b in zip(plain, third, strict=True))

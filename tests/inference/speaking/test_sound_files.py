@@ -43,7 +43,7 @@ def test_pieces_may_have_files_of_their_own(tmp_path: Path) -> None:
     files = PieceFiles(file_targets(tmp_path / "x.wav", ["a"], "wav", pieces=True), RATE, "wav")
     assert [files.add(each) for each in (PIECES[0], PIECES[2])] == [tmp_path / "x-01.wav", tmp_path / "x-02.wav"]
     assert len(soundfile.read(tmp_path / "x-02.wav")[0]) == 100
-    with pytest.raises(DataError, match="x-01.wav is there already"):
+    with pytest.raises(DataError, match=r"x-01.wav is there already"):
         file_targets(tmp_path / "x.wav", ["a"], "wav", pieces=True)
 
 

@@ -126,7 +126,7 @@ def test_what_is_asked_for_stands_before_the_codes(model: SpeechModel, asked: Fa
     )
     assert told.voice_codes is voice.codes and plain.voice_codes is None
     parts = [tokenizer.encode(part) for part in ("Hello. Well ", "[sigh]", " then")]
-    assert told.text_ids[-1 - sum(map(len, parts)) : -1] == sum(parts, [])
+    assert told.text_ids[-1 - sum(map(len, parts)) : -1] == [token for part in parts for token in part]
     speak(model, Utterance("Well", voice=voice), denoise=False)
     assert not shown(asked.batches[1][0]).startswith("<|denoise|>")
 

@@ -59,7 +59,7 @@ def test_files_without_texts_and_names_twice_are_told(tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_text("\n \n")
     with pytest.raises(DataError, match="contains no text"):
         read_texts(tmp_path / "empty.txt")
-    with pytest.raises(DataError, match="absent.txt"):
+    with pytest.raises(DataError, match=r"absent.txt"):
         read_texts(tmp_path / "absent.txt")
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9\n")
     with pytest.raises(DataError, match="expected UTF-8"):

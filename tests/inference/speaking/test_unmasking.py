@@ -12,8 +12,7 @@ import pytest
 
 from erniekit.config.sections.speaking import SpeakingParameters
 from erniekit.errors import UserError
-from erniekit.inference.speaking import PreparedUtterance
-from erniekit.inference.speaking import code_passes
+from erniekit.inference.speaking import PreparedUtterance, code_passes
 from erniekit.inference.speaking.unmasking import Unmasking, gumbel, predicted, schedule, surest, time_steps
 from erniekit.model.architectures.speaking import code_layout
 from erniekit.model.weights import named_weights
