@@ -201,30 +201,27 @@ def _shipped_inputs(config: Config, model: ModelConfig) -> dict[str, Any]:
         "eval_dataset_prob": [1.0],
     }
     whole = {"eval_split": 0.0} if config.evaluation.eval_split else {}
-    spoken = codes_parameters(config, model, codes) if config.stage.reads_codes else {}
-    return (
-        (evaluated if config.basic.do_eval else {})
-        | spoken
-        | {
-            **whole,
-            "continue_training": True,
-            "from_hf_hub": False,
-            "from_aistudio": False,
-            "from_modelscope": False,
-            "train_dataset_path": [train],
-            "train_dataset_type": [kind],
-            "train_dataset_prob": [1.0],
-            "ref_model_name_or_path": "",
-            "lora_path": "",
-            "init_from_checkpoint": "",
-            "resume_from_checkpoint": False,
-            "overwrite_output_dir": True,
-            "hf_hub_id": "",
-            "report_to": [],
-            "logging_dir": str(_home(config) / "run" / "logs"),
-            "device": "cpu",
-        }
-    )
+    own = evaluated if config.basic.do_eval else {}
+    own |= codes_parameters(config, model, codes) if config.stage.reads_codes else {}
+    return own | {
+        **whole,
+        "continue_training": True,
+        "from_hf_hub": False,
+        "from_aistudio": False,
+        "from_modelscope": False,
+        "train_dataset_path": [train],
+        "train_dataset_type": [kind],
+        "train_dataset_prob": [1.0],
+        "ref_model_name_or_path": "",
+        "lora_path": "",
+        "init_from_checkpoint": "",
+        "resume_from_checkpoint": False,
+        "overwrite_output_dir": True,
+        "hf_hub_id": "",
+        "report_to": [],
+        "logging_dir": str(_home(config) / "run" / "logs"),
+        "device": "cpu",
+    }
 
 
 def _home(config: Config) -> Path:

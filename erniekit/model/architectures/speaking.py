@@ -181,8 +181,11 @@ def _omnivoice(text: Architecture) -> Architecture:
         },
         problems=_omnivoice_problems,
         small_values={
-            "audio_vocab_size": 65, "audio_mask_id": 64, "num_audio_codebook": 2, "audio_codebook_weights": None,
-        },  # fmt: skip
+            "audio_vocab_size": 65,
+            "audio_mask_id": 64,
+            "num_audio_codebook": 2,
+            "audio_codebook_weights": None,
+        },
         inert_tensors=(OFFSETS,),
     )
 
