@@ -60,8 +60,8 @@ FILES = (
         1,
     ),
     ForeignFile(
-        "this is the training configuration of OmniVoice; `erniekit import omnivoice TRAIN.json DATA.json` writes one of "
-        "ERNIEKit",
+        "this is the training configuration of OmniVoice; `erniekit import omnivoice TRAIN.json DATA.json` writes one "
+        "of ERNIEKit",
         frozenset({"audio_mask_id", "num_audio_codebook", "llm_name_or_path", "drop_cond_ratio", "mask_ratio_range"}),
     ),
     ForeignFile(
