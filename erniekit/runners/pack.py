@@ -11,7 +11,6 @@ from erniekit.build.model import open_tokenizer
 from erniekit.build.preflight import preflight
 from erniekit.config import Config
 from erniekit.data.packed import check_empty_or_new, write_packed
-from erniekit.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +26,6 @@ def pack_data(config: Config, target: Path) -> None:
         logger.info(line)
     preflight(config)
     refuse_packed_data(config)
-    _refuse_codes(config)
     check_empty_or_new(target)
     tokenizer, template = open_tokenizer(config)
     dataset = training_dataset(config, tokenizer, template)
@@ -39,12 +37,3 @@ def pack_data(config: Config, target: Path) -> None:
     write_packed(target, dataset, packs, data_fingerprint_of(config, tokenizer, template), batch_tokens=batch_tokens)
     logger.info(f"wrote {len(packs):,} {'batches' if batch_tokens else 'rows'} to {target}; train on them with")
     logger.info(f"  train_dataset_path: {target}\n  train_dataset_type: packed")
-
-
-def _refuse_codes(config: Config) -> None:
-    """Raise ConfigurationError if the data are recordings as codes."""
-    if config.stage.reads_codes:
-        raise ConfigurationError(
-            "stage TTS: its samples differ from epoch to epoch, so there is nothing to pack once and for all\n"
-            "  Train on the records themselves; what is slow to read is in the token cache after the first run."
-        )
