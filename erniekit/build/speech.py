@@ -19,7 +19,7 @@ from erniekit.hub.cache import chosen_hub, find_local_folder, local_model_folder
 from erniekit.json_files import read_json_object
 from erniekit.model.architectures import speaking
 from erniekit.model.architectures.model_config import CONFIG_FILE, ModelConfig, WrappedDecoder
-from erniekit.model.architectures.speaking import LLM_CONFIG, OMNIVOICE, VALL_E, code_layout, control_tokens
+from erniekit.model.architectures.speaking import KINDS, LLM_CONFIG, OMNIVOICE, VALL_E, code_layout, control_tokens
 
 if TYPE_CHECKING:
     from erniekit.data.ar_nar_codes import ArNarCodes
@@ -373,15 +373,7 @@ def trained_levels(config: Config, levels: int) -> tuple[float, ...]:
 
 def style_tokens(tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
     """Return the ids of the pieces of a style text, in the order of `data.masked_codes.StyleTokens`."""
-    names = (
-        speaking.DENOISE,
-        speaking.LANGUAGE_START,
-        speaking.LANGUAGE_END,
-        speaking.INSTRUCT_START,
-        speaking.INSTRUCT_END,
-        speaking.TEXT_START,
-        speaking.TEXT_END,
-    )
+    names = control_tokens(OMNIVOICE, 0)  # in the same order
     return (*((token_of(tokenizer, name),) for name in names), tuple(tokenizer.encode("None")))
 
 
