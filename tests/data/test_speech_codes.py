@@ -32,7 +32,8 @@ def problem_of(tmp_path: Path, record: dict[str, Any]) -> str:
 
 def test_a_line_has_its_codes_and_facts(tmp_path: Path) -> None:
     full = RECORD | {
-        "num_tokens": None, "id": 7, "audio_duration": 0.3, "language_id": "en", "instruct": "low", "text_pinyin": "yi", "speaker": "ann",
+        "id": 7, "audio_duration": 0.3, "language_id": "en", "instruct": "low", "text_pinyin": "yi", "speaker": "ann",
+        "num_tokens": None,
         "similar": ["x", 3], "clean_start_token_idx": 2,
     }  # fmt: skip
     units = {"text": "a b", "units": "1 2 3", "duration": 0.3, "units_per_second": 10, "speaker": 12}
