@@ -92,8 +92,8 @@ class Reference:
             codes = torch.cat([codes, code.reshape(1, 1)], dim=1)
         frames = codes.shape[1]
         for level in range(1, self.levels):
-            found = self.logits(spoken, codes, level)[len(self.logits(spoken, codes, level)) - frames :].argmax(-1)
-            codes = torch.cat([codes, found[None]])
+            found = self.logits(spoken, codes, level)
+            codes = torch.cat([codes, found[len(found) - frames :].argmax(-1)[None]])
         return codes
 
     def _tokens(self, ids: Sequence[int]) -> torch.Tensor:
