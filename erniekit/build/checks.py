@@ -17,7 +17,6 @@ from erniekit.build.tokenizer import check_vocabulary, unit_tokens_of
 from erniekit.build.vocabulary import with_added_tokens
 from erniekit.config import Config
 from erniekit.config.registry import PARAMETERS
-from erniekit.config.sections.evaluation import EvaluationParameters
 from erniekit.data import PLAN_VERSION
 from erniekit.data.templates.ernie import Template, chat_template
 from erniekit.data.templates.transcription import DEFAULT_REQUEST, DEFAULT_SPEECH, Request, Speech
@@ -283,7 +282,12 @@ def refuse_other_batches(config: Config, dp_world_size: int | None, checkpoint: 
 
 
 def refuse_packed_data(config: Config) -> None:
-    """Raise ConfigurationError if the data that is to be packed is packed already."""
+    """Raise ConfigurationError if the data that is to be packed is packed already, or is drawn anew in each epoch."""
+    if config.stage.reads_codes:
+        raise ConfigurationError(
+            "stage TTS: its samples differ from epoch to epoch, so there is nothing to pack once and for all\n"
+            "  Train on the records themselves; what is slow to read is in the token cache after the first run."
+        )
     if "packed" in config.training.train_dataset_type:
         raise ConfigurationError("train_dataset_type: the data is packed already; give the files it was made from")
 
@@ -299,34 +303,22 @@ def check_scoring_libraries(config: Config) -> None:
     section = config.evaluation
     if not (config.basic.do_eval and section.eval_answers and config.stage.answer_metrics):
         return
-    if config.stage.reads_codes:
-        _check_judge(section)
+    if config.stage.reads_codes:  # `check_judge`
         return
     kinds = set(config.training.train_dataset_type if section.eval_split else section.eval_dataset_type)
-    if kinds != {TRANSCRIPTS} and (absent := _absent(SCORING_LIBRARIES)):
+    if kinds != {TRANSCRIPTS} and (absent := absent_libraries(SCORING_LIBRARIES)):
         raise ConfigurationError(scoring_libraries_missing(", ".join(absent)))
-    if TRANSCRIPTS in kinds and (absent := _absent(TRANSCRIPT_LIBRARIES)):
+    if TRANSCRIPTS in kinds and (absent := absent_libraries(TRANSCRIPT_LIBRARIES)):
         raise ConfigurationError(transcript_libraries_missing(", ".join(absent)))
 
 
-def _check_judge(section: EvaluationParameters) -> None:
-    """Raise ConfigurationError if spoken answers are to be written down and compared, and a library for it is missing."""
-    if section.speech_judge and (absent := _absent(TRANSCRIPT_LIBRARIES)):
-        raise ConfigurationError(transcript_libraries_missing(", ".join(absent)))
-    if section.speech_judge == POCKETSPHINX and _absent((POCKETSPHINX,)):
-        raise ConfigurationError(
-            "speech_judge: pocketsphinx is not installed\n  Install it: pip install pocketsphinx   (or name the folder "
-            "of a model that transcribes)"
-        )
-
-
-def _absent(libraries: Sequence[str]) -> list[str]:
+def absent_libraries(libraries: Sequence[str]) -> list[str]:
+    """Return which of some packages cannot be imported."""
     return [name for name in libraries if not is_importable(name)]
 
 
 SCORING_LIBRARIES, TRANSCRIPT_LIBRARIES = ("rouge_score", "sacrebleu"), ("jiwer",)
 TRANSCRIPTS = "asr"  # the format of records whose answers are transcripts
-POCKETSPHINX = "pocketsphinx"  # a word of `speech_judge`, and the name of the package
 
 
 def scoring_libraries_missing(what: str) -> str:

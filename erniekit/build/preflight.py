@@ -33,8 +33,9 @@ from erniekit.build.input_paths import check_codec, check_paths, check_shard_pat
 from erniekit.build.layout import partition_layers
 from erniekit.build.notes import expert_parallel_notes, model_notes, pipeline_notes, run_notes
 from erniekit.build.parts import frozen_parts, part_notes
+from erniekit.build.speech import codec_of_run, with_codes
+from erniekit.build.speech_checks import check_judge, check_speech
 from erniekit.build.tokenizer import renders_dialogues, speech_of, transcription_request
-from erniekit.build.speech import with_codes
 from erniekit.build.vocabulary import added_tokens, refuse_other_tokens, run_tokenizer_folder, with_added_tokens
 from erniekit.config import Config
 from erniekit.config.sections.basic import template_variables
@@ -124,6 +125,8 @@ def _check_run(
     notes: list[str] = []
     if model is not None:
         found.attempt(check_positions, config, model)
+        if config.stage.reads_codes:
+            found.attempt(check_speech, config, model)
         used = found.attempt(with_mtp_layers, model, config) or model
         notes += model_notes(config, used, model.num_nextn_predict_layers)
         notes += found.attempt(_check_shares, config, used, folder, topology, found) or []
@@ -133,6 +136,7 @@ def _check_run(
         model = used
     found.attempt(check_trackers, config)
     found.attempt(check_scoring_libraries, config)
+    found.attempt(check_judge, config)
     if reads_files and writes_output:
         ranks = None if world_size is None or topology is None else topology.dp_world_size
         found.attempt(_check_output, config, model, folder, ranks)
@@ -231,6 +235,8 @@ def _check_data(config: Config, found: Findings) -> None:
     """Check a command that reads the data, and of the model its tokenizer alone."""
     found.attempt(check_paths, config)
     folder = found.attempt(local_model_folder, config)
+    if config.stage.reads_codes:
+        found.attempt(codec_of_run, config)
     if folder is not None and folder.exists():
         _check_tokenizer(config, found, folder, None)
 

@@ -30,8 +30,8 @@ LONGEST_SHOWN = 200  # characters of a parameter in a message
 
 
 def added_tokens(config: Config, folder: Path) -> list[str]:
-    """Return the tokens of `added_tokens` and `added_token_ranges` in the order of their ids, and before them those that
-    documents of speech consist of.
+    """Return the tokens of `added_tokens` and `added_token_ranges` in the order of their ids, behind those of which
+    documents of speech consist.
 
     Args:
         folder: of the model.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -13,24 +14,27 @@ from pathlib import Path
 import numpy as np
 
 from erniekit.data.alignment_facts import ALIGNMENTS, AlignmentFiles, alignments_unchanged
+from erniekit.data.code_reader import SPEECH, SpeechFacts, code_reader, shards_unchanged
 from erniekit.data.conversation import Source, check_probabilities
 from erniekit.data.dataset_report import DatasetReport, SourceReport, describe_skipped, length_percentiles
+from erniekit.data.drawing import Drawing, EpochSource
 from erniekit.data.encode import MIN_SCORE_DIFFERENCE
 from erniekit.data.formats.files import file_problem
 from erniekit.data.formats.media_paths import media_folders
 from erniekit.data.formats.problems import ProblemList, RecordProblem, SkippedRecords, SourceProblems
 from erniekit.data.formats.registry import FORMATS, PAIR_KINDS
+from erniekit.data.formats.speech_codes import is_shards, shards_at
 from erniekit.data.formats.table import hub_files, is_hub_dataset
 from erniekit.data.formats.unused_fields import UnusedField, UnusedFields
-from erniekit.data.drawing import Drawing, EpochSource
 from erniekit.data.media.clip import AudioInputs
 from erniekit.data.packed import DataFingerprint, PackedIndex, open_packed
-from erniekit.data.recording_facts import RecordingFacts, audio_counts, recordings_unchanged, sound_digest
+from erniekit.data.recording_facts import RecordingFacts, audio_counts, glimpse, recordings_unchanged, sound_digest
+from erniekit.data.speech_samples import SpeechIndex, SpeechSettings
 from erniekit.data.templates.ernie import IGNORE_INDEX, Sample, Template
 from erniekit.data.token_cache import FORMAT_VERSION, MANIFEST, Metadata, TokenArrays, TokenWriter, open_or_build
 from erniekit.data.tokenize import RecordCounts, TokenizationSettings, tokenise
 from erniekit.data.tokenizers.tokenizer import Tokenizer
-from erniekit.data.units import ALIGNED_UNITS
+from erniekit.data.units import ALIGNED_UNITS, CODES
 from erniekit.errors import DataError
 
 # Increase when the same records of a kind give other samples: then runs are not resumed and caches not used.
@@ -81,8 +85,9 @@ class Dataset:
         self._first = [0, *np.cumsum(counts).tolist()]  # first sample of each source
         self._lengths = np.concatenate([np.diff(tokens.offsets).astype(np.int32) for tokens in arrays])
         self.source_of = np.repeat(np.arange(len(counts), dtype=np.int16), counts)
+        self._readers = tuple(code_reader(tokens) for tokens in arrays)
         self._drawn: dict[int, EpochSource] = {
-            number: drawing.source(tokens, number, code_reader(tokens))
+            number: drawing.source(tokens, number, self._readers[number])
             for number, (source, tokens) in enumerate(zip(self.sources, arrays, strict=True))
             if drawing is not None and source.kind == drawing.kind and len(tokens.lines)
         }
@@ -102,6 +107,45 @@ class Dataset:
     @property
     def lengths(self) -> np.ndarray:
         return self.lengths_in(0)
+
+    @property
+    def levels(self) -> int:
+        """The levels of the codes that batches have; 0: none."""
+        return 0 if self.drawing is None else self.drawing.levels
+
+    @cached_property
+    def speaker_of(self) -> np.ndarray:
+        """int32[n], the number of each recording's speaker over all sources; -1: not known, or no recording."""
+        numbers: dict[str, int] = {}
+        speakers = np.full(len(self), -1, np.int32)
+        for first, reader in zip(self._first, self._readers, strict=False):
+            if reader is None:
+                continue
+            own = [numbers.setdefault(name, len(numbers)) for name in reader.facts.speakers]
+            of = reader.speaker()
+            known = np.flatnonzero(of >= 0)
+            speakers[first + known] = np.array(own, np.int32)[of[known]]
+        return speakers
+
+    @cached_property
+    def milliseconds(self) -> np.ndarray:
+        """int32[n], the length of each recording as codes; 0: not known."""
+        found = np.zeros(len(self), np.int32)
+        for first, reader in zip(self._first, self._readers, strict=False):
+            if reader is not None:
+                found[first : first + len(reader)] = reader.milliseconds()
+        return found
+
+    def codes(self, index: int) -> np.ndarray:
+        """Return the codes of a recording, as they are before anything is drawn: int32[C, T].
+
+        Raises:
+            DataError: the shard in which they lie was changed.
+        """
+        source = int(self.source_of[index])
+        reader = self._readers[source]
+        assert reader is not None, "the sample is a recording as codes"
+        return reader.codes(index - self._first[source])
 
     def lengths_in(self, epoch: int) -> np.ndarray:
         """Return the positions of each sample in an epoch: int32[n]; 0 for one that is left out of it."""
@@ -140,7 +184,10 @@ class Dataset:
         if self.packed is not None:
             path = self.packed.files[self.packed.file_of[index]]
         else:
-            path = str(self.sources[self.source_of[index]].path)
+            number = int(self.source_of[index])
+            reader = self._readers[number]
+            path = "" if reader is None else reader.records_file(index - self._first[number])
+            path = path or str(self.sources[number].path)
         return f"{path}:{self.line(index)}"
 
     def line(self, index: int) -> int:
@@ -166,6 +213,7 @@ class Dataset:
                     tokens=int(own_lengths[number].sum(dtype=np.int64)),
                     lengths=length_percentiles(own_lengths[number]),
                     audio=audio_counts(tokens.metadata),
+                    speech=SpeechFacts.of(tokens.metadata),
                     part="" if source.split is None else str(source.split),
                 )
                 for number, (source, tokens) in enumerate(zip(self.sources, self.source_arrays, strict=True))
@@ -200,6 +248,7 @@ def open_dataset(
     split_multi_turn: bool | None = None,
     audio: AudioInputs | None = None,
     drawing: Drawing | None = None,
+    speech: SpeechSettings | None = None,
 ) -> Dataset:
     """Open the tokenised samples of all sources; tokenise what is not in the cache, one block at a time.
 
@@ -218,6 +267,7 @@ def open_dataset(
         split_multi_turn: see templates.samples.render_samples.
         audio: what the model's audio encoder takes; None: it has none, and records with recordings are problems.
         drawing: how the records of a kind become samples that differ from epoch to epoch; None: none do.
+        speech: what recordings as codes must be like; None: there are none.
 
     Raises:
         DataError: a record of any source is malformed (the first 20 are shown, all are counted), probabilities
@@ -235,6 +285,7 @@ def open_dataset(
         split_multi_turn=split_multi_turn,
         audio=audio,
         drawing=drawing,
+        speech=speech,
     )
     problems = ProblemList()
     arrays = []
@@ -243,7 +294,7 @@ def open_dataset(
         if source.probability == 0:
             arrays.append(_no_samples())
             continue
-        unreadable = None if is_hub_dataset(source.path) else file_problem(source.path)
+        unreadable = None if _names_no_file(source) else file_problem(source.path)
         if unreadable is not None:
             problems.add(unreadable)
             continue
@@ -264,7 +315,7 @@ def open_dataset(
             continue
         fingerprint.update(sound_digest(tokens.metadata).encode())
         if drawing is not None and source.kind == drawing.kind:
-            fingerprint.update(repr((tokens.metadata[CONTENT_DIGESTS[source.kind]], drawing.fingerprint)).encode())
+            fingerprint.update(repr((_content_digest(tokens.metadata), drawing.fingerprint)).encode())
         if tokens.metadata.get("skipped"):
             tokens.metadata["skipped_file"] = str(folder / SKIPPED_FILE)
         arrays.append(tokens)
@@ -286,6 +337,11 @@ def open_dataset(
         if report.probability and not report.samples and report.skipped == report.read:
             none = f"{report.path}: none of its {report.read:,} records trains anything"
             raise DataError("\n".join([*describe_skipped(report), none]))
+        if report.probability and not report.samples and report.outside == report.read:
+            raise DataError(
+                f"{report.path}: none of its {report.read:,} recordings has a duration within duration_range\n"
+                "  Write a wider one, or remove the file."
+            )
         if report.probability and not report.samples:
             prompts_too_long = report.long_prompts == report.dropped
             limit = f"max_prompt_len {max_prompt_len:,}" if prompts_too_long else f"max_seq_len {max_seq_len:,}"
@@ -347,13 +403,16 @@ def _builder(
 ) -> Callable[[TokenWriter], Metadata]:
     def build(writer: TokenWriter) -> Metadata:
         problems_before = problems.total
+        speech = SpeechIndex(source.path) if source.kind == CODES else None
         counts, unused, targets = RecordCounts(), UnusedFields(FORMATS[source.kind]), 0
-        skipped = SkippedRecords(writer.folder / SKIPPED_FILE)
+        skipped = SkippedRecords(writer.folder / SKIPPED_FILE, source.path)
         recordings = RecordingFacts(settings.audio.sampling_rate if settings.audio else 1)
         own_problems = SourceProblems(problems, skipped, settings.skips_bad_records)
         alignments, words = AlignmentFiles(), hashlib.blake2b(digest_size=8)
         try:
-            for samples, lines in tokenise(source, settings, counts, unused, own_problems, files=alignments):
+            for samples, lines in tokenise(
+                source, settings, counts, unused, own_problems, files=alignments, speech=speech
+            ):
                 if problems.total == problems_before:  # after a problem, only look for further problems
                     writer.append(samples, lines)
                     targets += sum(int(np.count_nonzero(sample.labels != IGNORE_INDEX)) for sample in samples)
@@ -368,7 +427,8 @@ def _builder(
         counts.skipped = skipped.count
         metadata = _build_metadata(counts, targets, unused.found())
         aligned = {WORDS_DIGEST: words.hexdigest()} if source.kind == ALIGNED_UNITS else {}
-        own = {**recordings.metadata(), **alignments.write(writer.folder), **aligned}
+        spoken = {} if speech is None or settings.speech is None else speech.metadata(settings.speech)
+        own = {**recordings.metadata(), **alignments.write(writer.folder), **aligned, **spoken}
         return {**metadata, "skipped": skipped.first, **own}
 
     return build
@@ -381,19 +441,48 @@ def _build_metadata(counts: RecordCounts, targets: int, unused: list[UnusedField
 def _cache_key(source: Source, settings: TokenizationSettings) -> str:
     """Return a digest that identifies the source's samples, independent of its path."""
     digest = hashlib.blake2b(digest_size=16)
-    for path in hub_files(source.path) if is_hub_dataset(source.path) else [source.path]:
+    for path in _content_files(source):
         with open(path, "rb") as file:
             while block := file.read(1 << 20):
                 digest.update(block)
+    for shard in shards_at(source.path) if _is_of_shards(source) else ():
+        facts = shard.count, os.stat(shard.tar).st_size, glimpse(str(shard.tar))
+        digest.update(repr(facts).encode())
     split = () if source.split is None else (source.split,)
     version = SAMPLES_VERSIONS.get(source.kind, 1)
     digest.update(repr((version, source.kind, *settings.key(source.kind), *split)).encode())
     return digest.hexdigest()
 
 
+def _names_no_file(source: Source) -> bool:
+    """Return whether the path of a source is not that of one file: reading it says what is wrong with it."""
+    return is_hub_dataset(source.path) or (source.path.exists() and _is_of_shards(source))
+
+
+def _is_of_shards(source: Source) -> bool:
+    return source.kind == CODES and is_shards(source.path)
+
+
+def _content_files(source: Source) -> list[Path]:
+    """Return the files that are read whole to tell whether a source has changed."""
+    if is_hub_dataset(source.path):
+        return hub_files(source.path)
+    if _is_of_shards(source):
+        return [shard.records for shard in shards_at(source.path)]
+    return [source.path]
+
+
+def _content_digest(metadata: Metadata) -> str:
+    """Return what changes with the content of records from which samples are drawn, wherever they lie."""
+    return str(metadata[SPEECH]["digest"] if SPEECH in metadata else metadata[WORDS_DIGEST])
+
+
 def _place(source: Source, settings: TokenizationSettings) -> str:
-    """Return what the name of a cache folder says of where the recordings lie, which are stored by their paths; ""
-    where the model reads none. Not of the samples: a run may go on with the same data in another place."""
+    """Return what the name of a cache folder says of where recordings and shards lie, which are stored by their paths;
+    "" where there are none. Not of the samples: a run may go on with the same data in another place."""
+    if _is_of_shards(source):
+        tars = [str(shard.tar) for shard in shards_at(source.path)]
+        return "-" + hashlib.blake2b(repr(tars).encode(), digest_size=4).hexdigest()
     if settings.audio is None and source.kind != ALIGNED_UNITS:  # whose words may lie in other files
         return ""
     in_cache = is_hub_dataset(source.path) and not source.media_dir  # of the hub's client
@@ -406,6 +495,8 @@ def _is_current(settings: TokenizationSettings, folder: Path, arrays: TokenArray
     again."""
     reads_files = settings.audio or ALIGNMENTS in arrays.metadata
     if reads_files and settings.skips_bad_records and arrays.metadata.get("skipped"):
+        return False
+    if not shards_unchanged(arrays.metadata):
         return False
     return recordings_unchanged(arrays) and alignments_unchanged(folder, arrays.metadata)
 

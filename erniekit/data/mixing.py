@@ -41,6 +41,8 @@ class Purpose(IntEnum):
     SEGMENTS = 3  # of interleaved speech and text; `number` is that of the source
     CODE_CHOICES = 4  # of recordings as codes: task, level, prompt, what is told; likewise
     CODE_MASKS = 5  # which of their codes are masked; likewise
+    SPEAKER_ORDER = 6  # of the recordings of a speaker; `number` is that of the speaker, `epoch` that of the pass
+    SPEAKER_ROUNDS = 7  # of the speakers in each round
 
 
 def generator(purpose: Purpose, seed: int, epoch: int, number: int = 0) -> np.random.Generator:

@@ -72,6 +72,7 @@ class SpokenText:
         codes: uint16[C, T]; None where `place` says in which shard they lie.
         place: None for codes of the record itself.
         largest: the largest code.
+        digest: of the codes at `place`; b"" without.
         seconds: the length of the recording; None: that of the codes.
         frame_rate: of the codes a second, as the record says; None: nothing.
         language: such as en; "": not known.
@@ -96,6 +97,7 @@ class SpokenText:
     key: str = ""
     similar: tuple[str, ...] = ()
     clean_start: int = -1
+    digest: bytes = b""
 
     @property
     def shape(self) -> tuple[int, int]:

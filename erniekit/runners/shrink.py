@@ -31,7 +31,6 @@ DATA = {  # of each kind of records: files to train and to evaluate on, and thei
     "text": ("text-train", "text-train", "text"),
     "dialogues": ("sft-train", "sft-eval", "erniekit"),
     "pairs": ("preference-train", "preference-eval", "erniekit"),
-    "codes": ("codes-train", "codes-eval", "codes"),
 }
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 EXAMPLES = Path(erniekit.__file__).parents[1] / "examples"
@@ -82,6 +81,11 @@ def shrink_overrides(config: Config) -> tuple[list[str], int, list[str]]:
     Raises:
         ConfigurationError: the model's shape is not known here, or the shipped examples are not.
     """
+    if config.stage.reads_codes:
+        raise ConfigurationError(
+            f"--shrink has no codec for stage {config.stage.name}; `--try` trains on one recording of its data, and "
+            "`erniekit validate --world-size N` checks its layout"
+        )
     model = known_model_config(config)
     if isinstance(model, str):
         raise ConfigurationError(f"--shrink needs the shape of the model: {model}")

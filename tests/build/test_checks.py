@@ -120,6 +120,8 @@ def test_packed_data_is_packed_no_more() -> None:
     checks.refuse_packed_data(_config())
     with pytest.raises(UserError, match="packed already"):
         checks.refuse_packed_data(_config(train_dataset_type="packed"))
+    with pytest.raises(UserError, match="differ from epoch to epoch"):
+        checks.refuse_packed_data(_config(stage="TTS"))
 
 
 def _json(folder: Path, **values: Any) -> None:

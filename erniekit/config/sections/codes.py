@@ -9,6 +9,7 @@ from erniekit.config.parameter import ConfigBuilder, parameter, rule, section, w
 from erniekit.config.values import NUMBERS, PATH
 
 FITTED = ("residual_kmeans", "kmeans")  # words of `codec`: fitted on the user's own recordings
+DEFAULT_CODES = 256  # of a codebook that is fitted
 SPEECH_VERBS = ("codes", "train", "eval", "preview")  # where codes are written, and read
 LONGEST_SECONDS = 86_400.0  # of a recording; the reader of recordings takes no longer one
 _PART = re.compile(r"([1-9]\d{0,5})/([1-9]\d{0,5})")
@@ -69,10 +70,10 @@ class CodesParameters:
         needs=when("codec", "kmeans"),
         example="models/kmeans_10k.npy",
     )
-    codebook_size: int = parameter(
-        256,
+    codebook_size: int | None = parameter(
+        DEFAULT_CODES,
         "The number of codes in a codebook that is fitted, that is of clusters of k-means. A codec that is there has "
-        "its own; in stage TTS a number that is written is compared with it.",
+        "its own: in stage TTS the default is null, and a number that is written is compared with it.",
         verbs=SPEECH_VERBS,
         stages=("TTS",),
         minimum=2,
@@ -213,9 +214,23 @@ def centroids_are_not_fitted(builder: ConfigBuilder) -> None:
             builder.no_effect(name, "because codec_centroids has the clusters")
 
 
+@rule("codec", "codebook_size", stages=("TTS",), verbs=("train", "eval", "preview"))
+def the_data_names_its_codec(builder: ConfigBuilder) -> None:
+    """In stage TTS the defaults of `codec` and `codebook_size` are those of the codec that made the codes."""
+    builder.derive("codec", "", "the codec that made the codes")
+    builder.derive("codebook_size", None, "that of the codec")
+    if builder["codec"] in FITTED:
+        what = f"{builder['codec']} is a way to fit a codec, and stage TTS reads codes of one that is there"
+        builder.problem("codec", what, "write its folder, or leave it out")
+
+
 @rule("codebook_size", "codec", verbs=("codes",))
 def codebooks_are_fitted(builder: ConfigBuilder) -> None:
-    """For `erniekit codes`, `codebook_size` has no effect on a codec that is there."""
+    """For `erniekit codes`, `codebook_size` has no effect on a codec that is there, and null is its default."""
+    if not builder["codec"]:
+        builder.missing("codec")
+    if builder["codebook_size"] is None:
+        builder.set_silently("codebook_size", DEFAULT_CODES)
     if builder.differs("codebook_size") and builder["codec"] not in FITTED:
         builder.no_effect(
             "codebook_size", f"because codec is {builder['codec']}; it needs `codec` {' or '.join(FITTED)}"
@@ -243,6 +258,7 @@ SECTION = section(
         units_have_one_level,
         layers_are_of_a_model,
         codebooks_are_fitted,
+        the_data_names_its_codec,
         centroids_are_not_fitted,
         units_keep_their_order,
     ),

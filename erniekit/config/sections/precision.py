@@ -54,7 +54,8 @@ class PrecisionParameters:
         2**15,
         "The initial value of the dynamic loss scale, which keeps small gradients from underflow in float16. A step "
         "whose gradients overflow is skipped and the scale is halved; after 2,000 steps without overflow the scale is "
-        "doubled, within `min_loss_scale` and `max_loss_scale`.",
+        "doubled, within `min_loss_scale` and `max_loss_scale`. The run stops with advice when gradients overflow at a "
+        "scale of 1.",
         minimum=1,
         needs=when("fp16"),
         devices=GPU_ONLY,
@@ -62,8 +63,8 @@ class PrecisionParameters:
     )
     min_loss_scale: int = parameter(
         1,
-        "The smallest loss scale. A step whose gradients overflow at it is skipped with a warning; after 20 such steps "
-        "in a row the run stops with advice.",
+        "The smallest loss scale. Above 1, a step whose gradients overflow at it is skipped with a warning, and after "
+        "20 such steps in a row the run stops with advice.",
         minimum=1,
         needs=when("fp16"),
         devices=GPU_ONLY,

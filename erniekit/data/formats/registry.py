@@ -45,7 +45,6 @@ from erniekit.data.formats.preference import (
 from erniekit.data.formats.problems import SCORES, MalformedError, RecordProblem, field_name, shorten
 from erniekit.data.formats.recordings import AUDIO_LISTS, with_recordings
 from erniekit.data.formats.sharegpt import parse_sharegpt
-from erniekit.data.formats.speech_codes import FIELDS as CODED_FIELDS
 from erniekit.data.formats.speech_codes import (
     CODES_FIELDS,
     is_codes_record,
@@ -53,6 +52,7 @@ from erniekit.data.formats.speech_codes import (
     parse_codes,
     read_shards_of_codes,
 )
+from erniekit.data.formats.speech_codes import FIELDS as CODED_FIELDS
 from erniekit.data.formats.table import hub_cache_folders, is_hub_dataset
 from erniekit.data.formats.token_ids import (
     FIELDS,
@@ -219,8 +219,8 @@ def read_records(
     is not UTF-8 and broken JSON are problems too.
 
     Args:
-        path: a file (see `files.read_values`), or the name of a data set of the Hugging Face hub; for kind `codes` also a
-            folder of shards, their index, or a tar file.
+        path: a file (see `files.read_values`), or the name of a data set of the Hugging Face hub; for kind `codes` also
+            a folder of shards, their index, or a tar file.
         kind: one of KINDS.
         unused: counts the fields that the format does not use.
         media_dir: the folders below which recordings lie; see `media_paths.media_folders`.

@@ -5,6 +5,7 @@ The codes of a line are its own. Those of a shard stay where they are: a record 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from erniekit.data.formats.aligned_units import parse_units
-from erniekit.data.formats.asr import OWN_RECORDING_FIELDS, parse_seconds
-from erniekit.data.formats.format import Record
+from erniekit.data.formats.asr import OWN_RECORDING_FIELDS, RECORDING_FIELDS, STRETCH_FIELDS, parse_seconds
 from erniekit.data.formats.problems import MalformedError, RecordProblem, describe_value, parse_text, shorten
 from erniekit.data.formats.unused_fields import UnusedFields
 from erniekit.data.media.code_shard_reader import ShardProblem, read_shard, shards_of
@@ -25,8 +25,9 @@ LANGUAGE_FIELDS = ("language", "language_id")
 DURATION_FIELDS = ("audio_duration", "duration")
 FIELDS = frozenset(
     {
-        *CODES_FIELDS, *LANGUAGE_FIELDS, *DURATION_FIELDS, *OWN_RECORDING_FIELDS, "id", "text", "text_pinyin",
-        "num_tokens", "units_per_second", "instruct", "speaker", "similar", "clean_start_token_idx",
+        *CODES_FIELDS, *LANGUAGE_FIELDS, *DURATION_FIELDS, "id", "text", "text_pinyin", "instruct", "num_tokens",
+        "units_per_second", "speaker", "similar", "clean_start_token_idx",
+        *RECORDING_FIELDS, *STRETCH_FIELDS,  # of which `erniekit codes` made the codes
     }
 )  # fmt: skip
 MAX_CODE = (1 << 16) - 1
@@ -108,8 +109,9 @@ def _coded(item: CodedRecording, number: int) -> SpokenText:
     """Return a recording of the shard with this number as a record."""
     if item.place is None:
         raise MalformedError(item.key + SUFFIX, "numbers with their lowest byte first", "others")
-    record = SpokenText("", None, item.place._replace(file=number), int(item.codes.max()))
-    return _spoken(item.record, record)
+    digest = hashlib.blake2b(np.ascontiguousarray(item.codes, "<i4").tobytes(), digest_size=8).digest()
+    place = item.place._replace(file=number)
+    return _spoken(item.record, SpokenText("", None, place, int(item.codes.max()), digest=digest))
 
 
 def _problem(found: ShardProblem, shard: Shard | None) -> RecordProblem:

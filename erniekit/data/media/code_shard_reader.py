@@ -89,7 +89,9 @@ def read_shard(shard: Shard, *, levels: int | None = None, codebook_size: int | 
         line, record = item
         if record["id"] in records:
             first = records[record["id"]][0]
-            yield ShardProblem(shard.records, f"line {line}", "each id once", f"{record['id']!r}, as line {first}", line)
+            yield ShardProblem(
+                shard.records, f"line {line}", "each id once", f"{record['id']!r}, as line {first}", line
+            )
         else:
             records[record["id"]] = line, record
     count, seconds, seen = 0, 0.0, set[str]()
@@ -119,8 +121,10 @@ def read_shard(shard: Shard, *, levels: int | None = None, codebook_size: int | 
             continue
         seconds += _duration(record)
         yield CodedRecording(key, codes, record, line, _place_of(codes, offset + len(content) - codes.nbytes))
-    for key in (key for key in records if key not in seen):
-        yield ShardProblem(shard.records, f"line {records[key][0]}", f"{key}{SUFFIX} in {shard.tar}", "no such member", records[key][0])
+    for key, (line, _) in records.items():
+        if key not in seen:
+            expected = f"{key}{SUFFIX} in {shard.tar}"
+            yield ShardProblem(shard.records, f"line {line}", expected, "no such member", line)
     if shard.count is not None and shard.count != count:
         yield ShardProblem(shard.tar, "", f"{shard.count:,} recordings, as the index says", f"{count:,}")
     elif shard.seconds is not None and seconds and abs(shard.seconds - seconds) > SECONDS_TOLERANCE * max(count, 1):

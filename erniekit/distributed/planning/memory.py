@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from erniekit.distributed.planning.code_memory import code_head_values, code_states
 from erniekit.distributed.planning.encoder_memory import encoder_values, windows_of
 from erniekit.distributed.stages import (
     chunks_in_flight,
@@ -20,7 +21,6 @@ from erniekit.distributed.topology import Topology
 from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.architectures.parts import ALIGNER, AUDIO, LLM, decoder_linears, part_of, trainable_shapes
 from erniekit.model.architectures.plain_decoder import EMBEDDING, POST_NORMS, Shapes
-from erniekit.model.architectures.speaking import code_layout
 from erniekit.model.lora.config import LoraSettings, adapter_shapes
 from erniekit.model.quantization.settings import WeightOnly
 from erniekit.model.vocabulary import new_row_shapes
@@ -346,7 +346,7 @@ def _head_values(model: ModelConfig, work: Workload, topology: Topology, pp_stag
     if pp_stage < topology.pipeline - 1:
         return 0, 0
     if model.architecture.codes is not None:
-        return _code_head_values(model, work, topology)
+        return code_head_values(model, work, topology, CHUNK_LOGITS)
     vocabulary = model.vocab_size // topology.tensor
     head = vocabulary * model.hidden_size
     losses = 1 + model.num_nextn_predict_layers  # each keeps its values until backward begins
@@ -357,21 +357,6 @@ def _head_values(model: ModelConfig, work: Workload, topology: Topology, pp_stag
     trained = rows * width if work.adapters is not None else head if LLM not in work.frozen else 0
     saved = losses * (work.tokens * model.hidden_size + trained)
     return saved, min(max(CHUNK_LOGITS, head // 4), work.tokens * vocabulary)
-
-
-def _code_head_values(model: ModelConfig, work: Workload, topology: Topology) -> tuple[int, int]:
-    """Return the same of heads of codes, of which every tensor-parallel rank has all; each level keeps its values until
-    backward begins. At most every token is predicted at all levels, or at one where levels are written apart."""
-    layout = code_layout(model)
-    levels = [logits for _, logits in layout.heads[: layout.levels]]
-    own_tokens = work.tokens // (topology.tensor if topology.sequence_parallel else 1)
-    predicted = sum(levels) if layout.mask_id is not None else max(levels)
-    if not work.fused_head:
-        return own_tokens * predicted, own_tokens * max(levels)
-    head = sum(rows * model.hidden_size for _, rows in layout.heads)
-    trained = 0 if work.adapters is not None or LLM in work.frozen else head
-    states = own_tokens * (layout.levels if layout.mask_id is not None else 1) * model.hidden_size
-    return states + trained, min(max(CHUNK_LOGITS, head // 4), own_tokens * max(levels))
 
 
 def _encoder_values(model: ModelConfig, work: Workload, topology: Topology, pp_stage: int) -> tuple[int, int]:
@@ -397,14 +382,4 @@ def _embedding_gradient(model: ModelConfig, work: Workload, topology: Topology, 
         return 0
     embedding = model.architecture.file_name(EMBEDDING)
     text = numel_on_rank({embedding: (model.vocab_size, model.hidden_size)}, model.architecture, topology)
-    return max(text, _code_states(model, work, topology))
-
-
-def _code_states(model: ModelConfig, work: Workload, topology: Topology) -> int:
-    """Return the temporary values of tables of codes: the rows of all levels at each position, and copies of the tables
-    with their gradient."""
-    if model.architecture.codes is None:
-        return 0
-    layout = code_layout(model)
-    own_tokens = work.tokens // (topology.tensor if topology.sequence_parallel else 1)
-    return (own_tokens * layout.levels + 3 * layout.rows) * model.hidden_size
+    return max(text, code_states(model, work, topology))

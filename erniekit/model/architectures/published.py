@@ -1,7 +1,7 @@
 """The shapes of published models, so that a layout can be planned before a model is fetched.
 
-Of ERNIE-4.5 what Baidu's model cards and recipes state, of Qwen3-0.6B and of OmniVoice, which is built on it, what their
-files say. A model's own `config.json` takes precedence as soon as it is here.
+Of ERNIE-4.5 what Baidu's model cards and recipes state, of Qwen3-0.6B and of OmniVoice, which is built on it, what
+their files say. A model's own `config.json` takes precedence as soon as it is here.
 Needs neither Paddle nor NumPy.
 """
 
