@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from collections.abc import Iterator
 from functools import partial
 from itertools import repeat
 from statistics import mean
+from typing import TYPE_CHECKING
 
 from erniekit.build.adapters import adapter_plan
 from erniekit.build.data import audio_of_model, sample_limits, training_dataset, training_sources
@@ -28,6 +30,9 @@ from erniekit.model.lora.lora import named_trainable_parameters
 from erniekit.runners.stages import stage_objectives
 from erniekit.training.optim.adamw import build_optimizer, trainable_parameters
 from erniekit.training.step import NotFiniteError, train_step
+
+if TYPE_CHECKING:
+    from erniekit.runners.overfit_speech import RecordingToLearn
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +61,8 @@ def overfit_check(config: Config) -> bool:
         UserError: the configuration, the data, the model or the machine does not allow the run.
     """
     model_config, tokenizer, template = begin(config, writes_output=False)
-    recording = None
+    recording: RecordingToLearn | None = None
+    batches: Iterator[Batch]
     if config.stage.reads_codes:
         from erniekit.runners.overfit_speech import first_recording  # imports what speaks
 

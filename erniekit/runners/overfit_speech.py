@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import count
+from itertools import count, repeat
 from pathlib import Path
 from typing import Any
 
@@ -58,16 +58,13 @@ class RecordingToLearn:
     utterance: PreparedUtterance
 
     def batches(self) -> Iterator[Batch]:
-        """Yield the batch of each step: the recording with other masks, or as all of its levels."""
+        """Return the batch of each step: the recording with other masks, or as all of its levels."""
         drawing = always_told(self.dataset.drawing)
         if isinstance(drawing, MaskedCodes):
-            source = _source(self.dataset, self.index, drawing)
-            for epoch in count():
-                yield self._batch([source(epoch)])
+            masked = _source(self.dataset, self.index, drawing)
+            return (self._batch([masked(epoch)]) for epoch in count())
         levels = [_source(self.dataset, self.index, one_level(drawing, level)) for level in range(drawing.levels)]
-        batch = self._batch([source(0) for source in levels])
-        while True:
-            yield batch
+        return repeat(self._batch([source(0) for source in levels]))
 
     def say(self, model: Decoder) -> tuple[float, str]:
         """Let the model say the text, and write its sound and that of the recording's own codes.
