@@ -99,8 +99,9 @@ def _of_transcripts(config: Config, result: EvaluationResult) -> dict[str, Any]:
 def build_generation_evaluator(
     config: Config, tokenizer: Tokenizer, template: Template | None, mesh: Mesh
 ) -> Callable[[Decoder], ExtraMetrics] | None:
-    """Build what answers held-out dialogues, or speaks held-out texts; None where `eval_answers` is 0. All ranks do, and
-    the first one writes.
+    """Build what answers held-out dialogues, or speaks held-out texts; None where `eval_answers` is 0.
+
+    All ranks answer, the first one writes.
 
     Raises:
         ConfigurationError: the libraries that score answers are not installed.
