@@ -199,7 +199,7 @@ def _read(file: StampedShard, place: CodePlace) -> np.ndarray:
     if status.st_size != file.size:
         raise _changed(file, f"{status.st_size:,} bytes")
     if status.st_mtime_ns != file.modified_ns:
-        raise _changed(file, "a later time of modification")
+        raise _changed(file, "another time of modification")
     if len(content) != size:
         raise _changed(file, f"{len(content):,} of {size:,} bytes at byte {place.offset:,}")
     codes = np.frombuffer(content, f"<u{abs(place.item_size)}")

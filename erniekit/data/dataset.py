@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -13,32 +12,27 @@ from pathlib import Path
 
 import numpy as np
 
-from erniekit.data.alignment_facts import ALIGNMENTS, AlignmentFiles, alignments_unchanged
-from erniekit.data.code_reader import SPEECH, SpeechFacts, code_reader, shards_unchanged
+from erniekit.data.alignment_facts import AlignmentFiles
+from erniekit.data.cache_key import cache_key, cache_name, is_current, unreadable
+from erniekit.data.code_reader import SPEECH, SpeechFacts, code_reader
 from erniekit.data.conversation import Source, check_probabilities
 from erniekit.data.dataset_report import DatasetReport, SourceReport, describe_skipped, length_percentiles
 from erniekit.data.drawing import Drawing, EpochSource
 from erniekit.data.encode import MIN_SCORE_DIFFERENCE
-from erniekit.data.formats.files import file_problem
-from erniekit.data.formats.media_paths import media_folders
 from erniekit.data.formats.problems import ProblemList, RecordProblem, SkippedRecords, SourceProblems
 from erniekit.data.formats.registry import FORMATS, PAIR_KINDS
-from erniekit.data.formats.speech_codes import is_shards, shards_at
-from erniekit.data.formats.table import hub_files, is_hub_dataset
 from erniekit.data.formats.unused_fields import UnusedField, UnusedFields
 from erniekit.data.media.clip import AudioInputs
 from erniekit.data.packed import DataFingerprint, PackedIndex, open_packed
-from erniekit.data.recording_facts import RecordingFacts, audio_counts, glimpse, recordings_unchanged, sound_digest
+from erniekit.data.recording_facts import RecordingFacts, audio_counts, recordings_unchanged, sound_digest
 from erniekit.data.speech_samples import SpeechIndex, SpeechSettings
 from erniekit.data.templates.ernie import IGNORE_INDEX, Sample, Template
-from erniekit.data.token_cache import FORMAT_VERSION, MANIFEST, Metadata, TokenArrays, TokenWriter, open_or_build
+from erniekit.data.token_cache import MANIFEST, Metadata, TokenArrays, TokenWriter, open_or_build
 from erniekit.data.tokenize import RecordCounts, TokenizationSettings, tokenise
 from erniekit.data.tokenizers.tokenizer import Tokenizer
 from erniekit.data.units import ALIGNED_UNITS, CODES
 from erniekit.errors import DataError
 
-# Increase when the same records of a kind give other samples: then runs are not resumed and caches not used.
-SAMPLES_VERSIONS = {"messages": 4, "alpaca": 2, "messages preferences": 2, "alpaca preferences": 2}  # 1 for all others
 SKIPPED_FILE = "skipped.txt"
 WORDS_DIGEST = "words"  # of the metadata of aligned units: what their words and tokens are, wherever they lie
 
@@ -294,23 +288,19 @@ def open_dataset(
         if source.probability == 0:
             arrays.append(_no_samples())
             continue
-        unreadable = None if _names_no_file(source) else file_problem(source.path)
-        if unreadable is not None:
-            problems.add(unreadable)
+        if (problem := unreadable(source)) is not None:
+            problems.add(problem)
             continue
         try:
-            key = _cache_key(source, settings)
+            key = cache_key(source, settings)
         except OSError as error:
             problems.add(RecordProblem(str(source.path), 0, "file", "a readable file", error.strerror or str(error)))
             continue
         fingerprint.update(repr((key, source.probability)).encode())
-        # Whatever the policy, the sound records give the same samples; but a folder must not hide from "stop" what
-        # "skip" left out.
-        name = f"{key}-{FORMAT_VERSION}{_place(source, settings)}{'-skip' if settings.skips_bad_records else ''}"
-        folder = Path(cache_dir) / name
+        folder = Path(cache_dir) / cache_name(key, source, settings)
         try:
-            is_current = partial(_is_current, settings, folder)
-            tokens = open_or_build(folder, _builder(source, settings, problems), is_current)
+            build = _builder(source, settings, problems)
+            tokens = open_or_build(folder, build, partial(is_current, settings, folder))
         except _SourceSkippedError:
             continue
         fingerprint.update(sound_digest(tokens.metadata).encode())
@@ -438,67 +428,9 @@ def _build_metadata(counts: RecordCounts, targets: int, unused: list[UnusedField
     return {"counts": {**asdict(counts), "targets": targets}, "unused_fields": unused}
 
 
-def _cache_key(source: Source, settings: TokenizationSettings) -> str:
-    """Return a digest that identifies the source's samples, independent of its path."""
-    digest = hashlib.blake2b(digest_size=16)
-    for path in _content_files(source):
-        with open(path, "rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
-    for shard in shards_at(source.path) if _is_of_shards(source) else ():
-        facts = shard.count, os.stat(shard.tar).st_size, glimpse(str(shard.tar))
-        digest.update(repr(facts).encode())
-    split = () if source.split is None else (source.split,)
-    version = SAMPLES_VERSIONS.get(source.kind, 1)
-    digest.update(repr((version, source.kind, *settings.key(source.kind), *split)).encode())
-    return digest.hexdigest()
-
-
-def _names_no_file(source: Source) -> bool:
-    """Return whether the path of a source is not that of one file: reading it says what is wrong with it."""
-    return is_hub_dataset(source.path) or (source.path.exists() and _is_of_shards(source))
-
-
-def _is_of_shards(source: Source) -> bool:
-    return source.kind == CODES and is_shards(source.path)
-
-
-def _content_files(source: Source) -> list[Path]:
-    """Return the files that are read whole to tell whether a source has changed."""
-    if is_hub_dataset(source.path):
-        return hub_files(source.path)
-    if _is_of_shards(source):
-        return [shard.records for shard in shards_at(source.path)]
-    return [source.path]
-
-
 def _content_digest(metadata: Metadata) -> str:
     """Return what changes with the content of records from which samples are drawn, wherever they lie."""
     return str(metadata[SPEECH]["digest"] if SPEECH in metadata else metadata[WORDS_DIGEST])
-
-
-def _place(source: Source, settings: TokenizationSettings) -> str:
-    """Return what the name of a cache folder says of where recordings and shards lie, which are stored by their paths;
-    "" where there are none. Not of the samples: a run may go on with the same data in another place."""
-    if _is_of_shards(source):
-        tars = [str(shard.tar) for shard in shards_at(source.path)]
-        return "-" + hashlib.blake2b(repr(tars).encode(), digest_size=4).hexdigest()
-    if settings.audio is None and source.kind != ALIGNED_UNITS:  # whose words may lie in other files
-        return ""
-    in_cache = is_hub_dataset(source.path) and not source.media_dir  # of the hub's client
-    folders = () if in_cache else media_folders(source.path, source.media_dir)
-    return "-" + hashlib.blake2b(repr(folders).encode(), digest_size=4).hexdigest()
-
-
-def _is_current(settings: TokenizationSettings, folder: Path, arrays: TokenArrays) -> bool:
-    """Return whether the recordings and alignments are as they were. Those of skipped records are not known: look
-    again."""
-    reads_files = settings.audio or ALIGNMENTS in arrays.metadata
-    if reads_files and settings.skips_bad_records and arrays.metadata.get("skipped"):
-        return False
-    if not shards_unchanged(arrays.metadata):
-        return False
-    return recordings_unchanged(arrays) and alignments_unchanged(folder, arrays.metadata)
 
 
 def _check_split(dataset: Dataset) -> None:

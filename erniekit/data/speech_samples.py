@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,8 +67,8 @@ class SpeechIndex:
         self._shards = [stamp_shard(shard) for shard in shards_at(path)] if is_shards(path) else []
         self._path = str(path)
         self._speakers: dict[str, int] = {}
-        self._of: list[int] = []
-        self._numbers: dict[str, int] = {}
+        self._of = array("i")
+        self._keys = array("Q")  # 64 bits of each name: eight bytes a recording
         self._similar: dict[int, tuple[str, ...]] = {}
         self._seconds = 0.0
         self._digest = hashlib.blake2b(digest_size=8)
@@ -81,8 +82,7 @@ class SpeechIndex:
         number = len(self._of)
         speaker = self._speakers.setdefault(record.speaker, len(self._speakers)) if record.speaker else -1
         self._of.append(speaker)
-        if record.key:
-            self._numbers.setdefault(record.key, number)
+        self._keys.append(_key_bits(record.key) if record.key else 0)
         if record.similar:
             self._similar[number] = record.similar
         self._seconds += seconds
@@ -92,7 +92,6 @@ class SpeechIndex:
 
     def metadata(self, settings: SpeechSettings) -> Metadata:
         """Return the entry for the metadata of the source."""
-        similar = [(number, self._first_known(names, number)) for number, names in self._similar.items()]
         facts = SpeechFacts(
             settings.levels,
             settings.codebook_size,
@@ -102,15 +101,29 @@ class SpeechIndex:
             lone_recordings(self._of),
             self._seconds,
             tuple(self._shards),
-            tuple((number, other) for number, other in similar if other is not None),
+            tuple(self._named_similar()),
         )
         return facts.metadata()
 
-    def _first_known(self, names: Sequence[str], number: int) -> int | None:
-        """Return the first other recording that one of the names is of; shards spell names as keys."""
-        spelled = (each for name in names for each in (name, shard_key(name)))
-        found = (self._numbers[name] for name in spelled if name in self._numbers)
-        return next((other for other in found if other != number), None)
+    def _named_similar(self) -> list[tuple[int, int]]:
+        """Return for each recording with `similar` the first other one that is named and there."""
+        if not self._similar:
+            return []
+        keys = np.frombuffer(self._keys, np.uint64)
+        order = np.argsort(keys, kind="stable")
+        found = []
+        for number, names in self._similar.items():
+            for spelled in (each for name in names for each in (name, shard_key(name))):  # as lines do, and shards
+                place = int(np.searchsorted(keys, np.uint64(_key_bits(spelled)), sorter=order))
+                other = int(order[min(place, len(order) - 1)])
+                if other != number and int(keys[other]) == _key_bits(spelled):
+                    found.append((number, other))
+                    break
+        return found
+
+
+def _key_bits(name: str) -> int:
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
 
 
 def encode_speech(block: list[NumberedRecord], recordings: Recordings, run: SourceRun) -> Iterator[tuple[int, Sample]]:

@@ -140,9 +140,9 @@ def _width(name: str) -> int:
 
 def _cells(result: EvaluationResult) -> dict[str, str]:
     metrics = {"loss": result.loss, "perplexity": result.perplexity, **result.metrics}
-    ratios = ("token_accuracy", "reward_accuracy", "exact_match", *ERROR_RATES)
+    ratios = ("exact_match", *ERROR_RATES)
     return {
-        name.replace("_", " "): f"{value:.1%}" if name in ratios else f"{value:,.4g}"
+        name.replace("_", " "): f"{value:.1%}" if name in ratios or "accuracy" in name.split("_") else f"{value:,.4g}"
         for name, value in metrics.items()
         if value is not None
     }

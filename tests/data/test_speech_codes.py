@@ -33,7 +33,8 @@ def problem_of(tmp_path: Path, record: dict[str, Any]) -> str:
 def test_a_line_has_its_codes_and_facts(tmp_path: Path) -> None:
     full = RECORD | {
         "id": 7, "audio_duration": 0.3, "language_id": "en", "instruct": "low", "text_pinyin": "yi", "speaker": "ann",
-        "similar": ["x", 3], "clean_start_token_idx": 2, "num_tokens": 3,
+        "num_tokens": None,
+        "similar": ["x", 3], "clean_start_token_idx": 2,
     }  # fmt: skip
     units = {"text": "a b", "units": "1 2 3", "duration": 0.3, "units_per_second": 10, "speaker": 12}
     (_, plain), (_, told), (line, one) = read(write_codes_jsonl(tmp_path / "a.jsonl", [RECORD, full, units]))
@@ -61,7 +62,6 @@ def test_a_line_has_its_codes_and_facts(tmp_path: Path) -> None:
         ({"audio_duration": 0}, "audio_duration: expected a number above 0, got 0"),
         ({"audio_duration": "long"}, "audio_duration: expected a number of seconds"),
         ({"clean_start_token_idx": 4}, "clean_start_token_idx: expected a frame from 0 to 3, got 4"),
-        ({"clean_start_token_idx": None}, "clean_start_token_idx: expected a frame from 0 to 3, got None"),
         ({"similar": "x"}, "similar: expected a list of ids, got 'x'"),
         ({"speaker": ["ann"]}, "speaker: expected a string"),
         ({"text": 3}, "text: expected a string, got 3"),
@@ -130,7 +130,7 @@ def test_problems_of_shards_have_the_line_of_the_record_or_are_of_the_file(tmp_p
     write_codes_jsonl(folder / "txts" / "s0.jsonl", records)
     found = [item for item in read(folder) if isinstance(item, str)]
     txt, tar = folder / "txts" / "s0.jsonl", folder / "audios" / "s0.tar"
-    assert len(found) == 4
+    assert len(found) == 5 and "seconds of sound, as the index says" in found[4]
     assert found[0].startswith(f"{txt}:1: num_tokens: expected the frames of the codes, got 99")
     assert found[1] == f"{txt}:2: clean_start_token_idx: expected a frame from 0 to 7, got -1"
     assert found[2] == f"{tar}: utt-2.npy: expected a record with this id in {txt}, got none"
@@ -152,6 +152,8 @@ def test_a_key_of_two_shards_and_a_cut_shard_are_problems(tmp_path: Path) -> Non
     assert found[0].startswith(f"{tar}: utt-7.npy: expected ") and "the file is cut short" in found[0]
     (empty := tmp_path / "empty").mkdir()
     assert read(empty) == [f"{empty}: file: expected a folder with data.lst, got none"]
+    (empty / "units.jsonl").touch()
+    assert read(empty)[0].endswith(f"got none: its codes are in {empty}/units.jsonl")
 
 
 def test_unused_fields_of_shards_are_counted(tmp_path: Path) -> None:

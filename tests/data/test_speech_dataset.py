@@ -114,7 +114,7 @@ def test_speakers_of_two_files_are_one_by_name(tmp_path: Path, tokenizer: Tokeni
         (lambda tar: tar.rename(tar.with_name("elsewhere")), "no such file: it was moved or removed"),
         (lambda tar: tar.write_bytes(tar.read_bytes()[:2000]), "got 2,000 bytes"),
         (lambda tar: tar.write_bytes(tar.read_bytes() + b"\0"), "bytes, got "),
-        (lambda tar: os.utime(tar, ns=(0, tar.stat().st_mtime_ns + 10**9)), "a later time of modification"),
+        (lambda tar: os.utime(tar, ns=(0, tar.stat().st_mtime_ns + 10**9)), "another time of modification"),
     ],
     ids=["moved", "truncated", "longer", "touched"],
 )  # fmt: skip

@@ -17,7 +17,8 @@ from erniekit.data.formats.asr import OWN_RECORDING_FIELDS, RECORDING_FIELDS, ST
 from erniekit.data.formats.problems import MalformedError, RecordProblem, describe_value, parse_text, shorten
 from erniekit.data.formats.unused_fields import UnusedFields
 from erniekit.data.media.code_shard_reader import ShardProblem, read_shard, shards_of
-from erniekit.data.media.code_shards import INDEX, SUFFIX, CodedRecording, Shard
+from erniekit.data.media.code_shards import SUFFIX, CodedRecording, Shard
+from erniekit.data.media.codes_folder import UNITS
 from erniekit.data.units import SpokenText
 
 CODES_FIELDS = ("codes", "units")  # of all levels, or of the only one
@@ -66,7 +67,7 @@ def parse_codes(record: dict) -> SpokenText:
         raise MalformedError("codes", "codes of the recording", got)
     codes = _levels(record["codes"]) if name == "codes" else _one_level(record["units"])
     frames = codes.shape[1]
-    if record.get("num_tokens", frames) != frames:
+    if record.get("num_tokens") not in (None, frames):
         raise MalformedError("num_tokens", f"{frames:,}, the frames of the codes", shorten(record["num_tokens"]))
     return _spoken(record, SpokenText("", codes, None, int(codes.max())))
 
@@ -116,9 +117,10 @@ def _coded(item: CodedRecording, number: int) -> SpokenText:
 
 def _problem(found: ShardProblem, shard: Shard | None) -> RecordProblem:
     """Return a problem of a record with its line, or one of a file, which stops the run."""
-    field = found.member or ("index" if found.path.name == INDEX else "file")
+    field = found.member or "file"
     if shard is None or not found.line:
-        return RecordProblem(str(found.path), 0, field, found.expected, found.got)
+        elsewhere = f": its codes are in {found.path / UNITS}" if (found.path / UNITS).is_file() else ""
+        return RecordProblem(str(found.path), 0, field, found.expected, found.got + elsewhere)
     if found.path == shard.records:  # "line 3: num_tokens"
         field = found.member.partition(": ")[2] or "record"
     return RecordProblem(str(shard.records), found.line, field, found.expected, found.got)
@@ -138,8 +140,8 @@ def _spoken(record: dict, spoken: SpokenText) -> SpokenText:
             rate = value
         else:
             seconds = value if seconds is None else seconds
-    clean_start = record.get("clean_start_token_idx", -1)
-    if "clean_start_token_idx" in record and not (type(clean_start) is int and 0 <= clean_start <= frames):
+    clean_start = record.get("clean_start_token_idx")
+    if clean_start is not None and not (type(clean_start) is int and 0 <= clean_start <= frames):
         expected = f"a frame from 0 to {frames:,}"
         raise MalformedError("clean_start_token_idx", expected, shorten(clean_start))
     return replace(
@@ -153,7 +155,7 @@ def _spoken(record: dict, spoken: SpokenText) -> SpokenText:
         speaker=_name(record, "speaker"),
         key=_name(record, "id"),
         similar=_names(record.get("similar")),
-        clean_start=clean_start,
+        clean_start=-1 if clean_start is None else clean_start,
     )
 
 
