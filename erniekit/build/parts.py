@@ -78,9 +78,7 @@ def refuse_adapters_of_frozen_parts(
     words = " ".join(FROZEN_BY[part] for part in FROZEN_BY if part in wrong)
     origin = f"{config.origin('freeze_config')}: `freeze_config`: {words}"
     if folder is not None:
-        raise ConfigurationError(
-            f"{origin}: the adapters in {folder} stand in {named_parts(wrong)}.\n  Remove it."
-        )
+        raise ConfigurationError(f"{origin}: the adapters in {folder} stand in {named_parts(wrong)}.\n  Remove it.")
     if named:
         raise ConfigurationError(
             f"{origin} contradicts lora_target_modules, which puts adapters into {named_parts(wrong)}.\n"

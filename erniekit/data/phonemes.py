@@ -10,7 +10,6 @@ import ctypes
 import re
 import threading
 from functools import lru_cache
-from itertools import takewhile
 
 from erniekit.data.formats.problems import MalformedError, shorten
 from erniekit.errors import ConfigurationError
@@ -19,7 +18,7 @@ LIBRARY = "espeakng_loader"
 VOICES = {"en": "en-us", "fr": "fr-fr", "zh": "cmn-latn-pinyin"}  # of languages that eSpeak NG has several of
 LANGUAGES = {"chinese": "zh", "english": "en"}
 _RETRIEVAL, _UTF8, _IPA = 1, 1, 2  # of speak_lib.h
-_MARKS = re.compile(r"(\s*[;:,.!?¡¿—…\"«»“”„(){}\[\]。，！？；：、《》「」]+\s*)")
+_MARKS = re.compile(r"(\s*(?:[;!?¡¿—…\"«»“”„(){}\[\]。，！？；：、《》「」]|[:,.](?!\d))+\s*)")  # not that of 3.5
 _SWITCH = re.compile(r"\([a-z]{2,3}(-[a-z0-9]+)*\)")
 _KANJI = re.compile("[㐀-䶿一-鿿]")
 _lock = threading.Lock()  # the library has one voice and one text at a time
@@ -57,7 +56,7 @@ def _stretch(library: ctypes.CDLL, text: str) -> str:
     buffer = ctypes.create_string_buffer(text.encode())
     rest = ctypes.c_void_p(ctypes.addressof(buffer))
     clauses = iter(lambda: library.espeak_TextToPhonemes(ctypes.byref(rest), _UTF8, _IPA) if rest.value else None, None)
-    found = (clause.decode("utf-8", errors="replace") for clause in takewhile(lambda each: each is not None, clauses))
+    found = (clause.decode("utf-8", errors="replace") for clause in clauses)
     return " ".join(stripped for clause in found if (stripped := _SWITCH.sub("", clause).strip()))
 
 

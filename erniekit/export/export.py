@@ -127,7 +127,7 @@ def export_model(
             facts = _write_hugging_face(folder, model, tokenizer, config, dtype)
         else:
             facts = _write_program(folder, model, tokenizer, form)
-        trained_dialogues = model.parameters.get("stage") != "PT"
+        trained_dialogues = model.parameters.get("stage") != "PT" and not speaks
         for source in published_files(tokenizer) if trained_dialogues else tokenizer.files:
             copy_companion_file(source, folder)
         card = model_card(

@@ -35,6 +35,9 @@ def test_punctuation_stays_and_languages_do_not_disturb_each_other() -> None:
     assert phonemes_of("eins", "de") != phonemes_of("eins", "en")
     assert phonemes_of("one; two … three?", "en") == before
     assert before.index(";") < before.index("…") < before.index("?")
+    assert "." not in phonemes_of("3.5 apples", "en") and phonemes_of("3.5", "en") == phonemes_of(
+        "three point five", "en"
+    )
     assert phonemes_of("", "en") == "" and phonemes_of("...", "en") == "..."
 
 

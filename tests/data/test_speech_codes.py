@@ -173,3 +173,22 @@ def test_recognising_codes(tmp_path: Path) -> None:
     dialogues = write_codes_jsonl(tmp_path / "c.jsonl", [{"src": ["a"], "tgt": ["b"]}])
     assert "recordings as codes, which stage TTS reads" in str(recognise(dialogues, CODES))
     assert len(speech_records()[0]["codes"]) == LEVELS
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_damaged_shards_never_raise_and_what_is_read_of_them_is_there(seed: int, tmp_path: Path) -> None:
+    folder = write_code_shards(tmp_path, shards=1)
+    rng = np.random.default_rng(seed)
+    for path in (folder / "audios" / "s0.tar", folder / "txts" / "s0.jsonl", folder / "data.lst")[seed % 3 :]:
+        content = bytearray(path.read_bytes())
+        for _ in range(1 + seed % 4):
+            content[rng.integers(len(content))] = rng.integers(256)
+        path.write_bytes(bytes(content[: rng.integers(len(content))] if seed % 5 == 0 else content))
+    for item in read(folder):
+        if isinstance(item, str):
+            assert ": expected " in item and ", got " in item
+            continue
+        place = item[1].place
+        size = abs(place.item_size) * place.levels * place.frames
+        held = (folder / "audios" / "s0.tar").read_bytes()[place.offset : place.offset + size]
+        assert len(held) == size and np.frombuffer(held, f"<u{abs(place.item_size)}").max() == item[1].largest

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from unicodedata import ucd_3_2_0
 
 import pytest
 
@@ -53,9 +54,9 @@ def test_every_character_takes_as_long_as_in_the_package(recorded: dict) -> None
     runs = recorded["weights"]
     for (first, weight), (following, _) in zip(runs, [*runs[1:], (0x110000, 0)], strict=True):
         step = max(1, (following - first) // 50)
-        assert {speaking_weight(chr(code)) for code in {*range(first, following, step), following - 1}} == {weight}, (
-            hex(first)
-        )
+        characters = map(chr, {*range(first, following, step), following - 1})
+        known = [each for each in characters if ucd_3_2_0.category(each) != "Cn"]  # in every version of Python
+        assert {speaking_weight(each) for each in known} <= {weight}, hex(first)
 
 
 def test_the_first_piece_may_be_shorter() -> None:
