@@ -69,23 +69,22 @@ def codec_of_run(config: Config) -> CodecFacts:
     """
     section = config.codes
     made = _codes_of_data(config)
-    levels = section.codec_levels if config.is_set("codec_levels") else None
-    if levels is None and made is not None:
-        levels = made[1].levels
+    levels = section.codec_levels if made is None else section.codec_levels or made[1].levels
     facts = _codec_here(config, made, levels)
     if facts is None:
-        if not (config.is_set("codec_levels") and config.is_set("codebook_size")):
+        if not (section.codec_levels and section.codebook_size):
             raise ConfigurationError(_no_codec(config))
-        named = section.codec if config.is_set("codec") else config.basic.model_name_or_path
-        return CodecFacts(Path(named), section.codec_levels or 1, section.codebook_size, 0.0, 0)
+        named = section.codec or config.basic.model_name_or_path
+        return CodecFacts(Path(named), section.codec_levels, section.codebook_size, 0.0, 0)
     _refuse_other_sizes(config, facts, made)
     return facts
 
 
 def _codec_here(config: Config, made: tuple[Path, CodesFacts] | None, levels: int | None) -> CodecFacts | None:
-    if config.is_set("codec"):
-        folder = find_local_folder(config.codes.codec, chosen_hub(config))
-        sizes_are_known = config.is_set("codec_levels") and config.is_set("codebook_size")
+    section = config.codes
+    if section.codec:
+        folder = find_local_folder(section.codec, chosen_hub(config))
+        sizes_are_known = section.codec_levels and section.codebook_size
         if folder is None or (not folder.is_dir() and sizes_are_known):
             return None
         return codec_facts(folder.absolute(), levels)
@@ -129,7 +128,7 @@ def _homes(path: Path) -> Iterable[Path]:
 
 
 def _no_codec(config: Config) -> str:
-    if config.is_set("codec"):
+    if config.codes.codec:
         return (
             f"{config.origin('codec')}: `codec`: {config.codes.codec} is not here yet\n"
             "  Write codec_levels and codebook_size, too, or fetch it first."
@@ -145,7 +144,7 @@ def _refuse_other_sizes(config: Config, codec: CodecFacts, made: tuple[Path, Cod
     lines = [
         f"{config.origin(name)}: `{name}: {config[name]}`, and the codec in {codec.folder} has {has}"
         for name, has in (("codec_levels", codec.levels), ("codebook_size", codec.codebook_size))
-        if config.is_set(name) and config[name] is not None and config[name] != has
+        if config[name] is not None and config[name] != has
     ]
     if made is not None:
         home, facts = made

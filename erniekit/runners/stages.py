@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
 from erniekit.build.data import RunData
 from erniekit.build.objectives import (
@@ -17,6 +16,7 @@ from erniekit.build.objectives import (
     preference_evaluation_objective,
     preference_objective_of_batch,
     preference_objectives,
+    speech_objective,
     supervised_objective,
 )
 from erniekit.config import Config
@@ -66,11 +66,18 @@ PREFERENCE = StageObjectives(
 )
 
 
-def _of_codes(*_: object) -> NoReturn:
-    raise NotImplementedError("the objectives of stage TTS")
+def _speech_objectives(
+    config: Config, model: Decoder, data: RunData, checkpoint: Path | None, ranks: Ranks, mesh: Mesh
+) -> tuple[Objective, Objective]:
+    objective = speech_objective(config, model)
+    return objective, objective
 
 
-SPEECH = StageObjectives(training=_of_codes, evaluation=_of_codes, single_batch=_of_codes)
+SPEECH = StageObjectives(
+    training=_speech_objectives,
+    evaluation=lambda config, model, ranks, mesh: speech_objective(config, model),
+    single_batch=lambda config, model, batch: speech_objective(config, model),
+)
 STAGES: Mapping[str, StageObjectives] = {"PT": SUPERVISED, "SFT": SUPERVISED, "DPO": PREFERENCE, "TTS": SPEECH}
 assert STAGES.keys() == DECLARED.keys()
 

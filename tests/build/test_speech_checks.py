@@ -60,6 +60,7 @@ def judged(judge: str, **values: Any) -> Config:
     return config(**asked | values)
 
 
+@pytest.mark.proves("speech_judge")
 def test_a_judge_can_be_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     there = {"jiwer", "pocketsphinx"}
     monkeypatch.setattr(speech_checks, "is_importable", lambda name: name in there)

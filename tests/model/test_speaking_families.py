@@ -9,9 +9,11 @@ import paddle
 import paddle.nn.functional as F
 import pytest
 
+from erniekit.data.tokenizers.tokenizer import load_tokenizer
 from erniekit.distributed.stages import layer_chunks, shapes_on_pp_stage
 from erniekit.distributed.topology import Topology
 from erniekit.errors import ModelFileError
+from erniekit.inference.engine import ChatModel
 from erniekit.model.architectures.config_reading import written_config
 from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.architectures.parts import AUDIO, LLM, part_of
@@ -226,3 +228,10 @@ def test_control_tokens():
 
 def test_a_family_is_made_once():
     assert around("omnivoice", ARCHITECTURES["qwen3"]) is CONFIGS["omnivoice"].architecture
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_commands_that_answer_with_text_refuse_it(kind, tiny_model, tmp_path):
+    save_model_folder(speaking_model(CONFIGS[kind]), tmp_path, load_tokenizer(tiny_model).files)
+    with pytest.raises(ModelFileError, match="writes codes of speech and no text\n  Let it speak: erniekit speak"):
+        ChatModel.load(tmp_path)

@@ -207,6 +207,8 @@ def _data(result: Conversion, data: Path) -> None:
         result.write("eval_dataset_type", "codes")
         result.write("eval_steps", result["eval_steps"], "eval_steps")
         result.write("max_evaluate_steps", -1)
+    elif result.is_set("eval_steps"):
+        result.tell("eval_steps", "the data has no dev")
     if any(setting.key.endswith("language_id") for setting in settings):
         result.told.append("language_id of the data: it is not used there either; each record names its language")
 

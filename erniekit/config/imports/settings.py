@@ -64,8 +64,8 @@ def _override(word: str) -> tuple[str, Setting]:
         value = yaml.safe_load(text)
     except yaml.YAMLError:
         value = text
-    item = (0,) * key.count("[]")
-    return key, Setting(key, item, value, SourceLocation(""))
+
+    return key, Setting(key, (), value, SourceLocation(""))
 
 
 def _read_text(path: Path) -> str:

@@ -38,6 +38,7 @@ TASKS = {
     "phn": "a tokenizer or espeak-ng finds the pronunciation",
     "un-phn": "a tokenizer or espeak-ng finds the pronunciation",
 }
+WHOLE = 86_400.0  # seconds; longer than any recording
 LORA_TARGETS = ["q_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 SAMPLERS = (  # words of `evaluation.kwargs` that change nothing with these values
     ("beam_width", 0), ("mirostat_tau", 0), ("mirostat_eta", 0), ("dry_multiplier", 0), ("dry_base", 0),
@@ -135,7 +136,7 @@ def _of_the_trained(settings: list[Setting]) -> list[Setting]:
             setting.item[0] for setting in of_owner if setting.key == f"{owner}training" and setting.value is True
         }
         if len(trained) == 1 and len({setting.item[0] for setting in of_owner}) > 1:
-            kept = [setting for setting in kept if not setting.key.startswith(owner) or setting.item[0] in trained]
+            kept = [setting for setting in kept if setting not in of_owner or setting.item[0] in trained]
     return kept
 
 
@@ -174,7 +175,7 @@ def _model(result: Conversion, folder: Path | None) -> None:
         ("audio_embedding_sums", "a frame is the sum of the levels above it here"),
         ("split_classifiers", "each level has a head of its own here"),
     ):
-        if not result[f"models[].experimental.{name}"]:
+        if result[f"models[].experimental.{name}"] is not True:
             result.refuse(f"models[].experimental.{name}", f"{what}; write True, or train anew so")
     if not result["models[].training"]:
         result.refuse("models[].training", "no model is trained; write `training: True` for the one that is")
@@ -190,11 +191,7 @@ def _model(result: Conversion, folder: Path | None) -> None:
         result.refuse("models[].capabilities", "len: `tts_objective: masked` is what speaks with a given length")
     elif not {"ar", "nar"} <= {*words} or {*words} - {"ar", "nar", "lang"}:
         result.refuse("models[].capabilities", f"expected ar and nar, perhaps lang, got {format_value(words)}")
-    if "lang" not in words:
-        result.write("language_probability", 0.0, "models[].capabilities", "without lang")
-    else:
-        dropout = result.number("models[].experimental.lang_cond_dropout_p", 0.0)
-        result.write("language_probability", 1.0 - dropout, "models[].experimental.lang_cond_dropout_p", "1 less that")
+    result.write("language_probability", 1.0, remark="its model is always told the language")
 
 
 def _adapters(result: Conversion) -> None:
@@ -348,6 +345,11 @@ def _batches(result: Conversion) -> None:
 
 
 def _prompts(result: Conversion) -> None:
+    span = result["dataset.prompt_duration_range"]
+    if isinstance(span, list) and len(span) == 2 and read_number(span[1]) in (0.0, -1.0):
+        result.write("prompt_seconds", [WHOLE, WHOLE], "dataset.prompt_duration_range", "whole recordings")
+    else:
+        result.write("prompt_seconds", span, "dataset.prompt_duration_range")
     similar = result.number("dataset.prompt_similar_p", 0.0)
     result.write("prompt_sources", [1.0 - similar, similar, 0.0], "dataset.prompt_similar_p")
     tasks = result["dataset.tasks_list"]

@@ -5,13 +5,22 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from erniekit.config.parameter import ConfigBuilder, parameter, rule, section, when
+from erniekit.config.parameter import ConfigBuilder, Derived, parameter, rule, section, when
 from erniekit.config.values import NUMBERS, PATH
 
 FITTED = ("residual_kmeans", "kmeans")  # words of `codec`: fitted on the user's own recordings
+DEFAULT_CODES = 256  # of a codebook that is fitted
 SPEECH_VERBS = ("codes", "train", "eval", "preview")  # where codes are written, and read
 LONGEST_SECONDS = 86_400.0  # of a recording; the reader of recordings takes no longer one
 _PART = re.compile(r"([1-9]\d{0,5})/([1-9]\d{0,5})")
+
+
+def _codec(builder: ConfigBuilder) -> tuple[str, str]:
+    return ("residual_kmeans", "") if builder.verb == "codes" else ("", "")
+
+
+def _codebook_size(builder: ConfigBuilder) -> tuple[int | None, str]:
+    return (DEFAULT_CODES, "") if builder.verb == "codes" else (None, "")
 
 
 @dataclass(frozen=True)
@@ -19,7 +28,7 @@ class CodesParameters:
     """How `erniekit codes` turns recordings into codes, and which of them stage TTS reads."""
 
     codec: str = parameter(
-        "residual_kmeans",
+        Derived("`residual_kmeans` for `erniekit codes`, else the codec that made the codes", _codec, ""),
         "The codec. `residual_kmeans` and `kmeans` are fitted on the recordings themselves before they are encoded, "
         "and are left in `output_dir/codec`: the first gives `codec_levels` codes for each frame of a log-mel "
         "spectrogram and can be decoded to sound, the second one unit. Anything else is the folder of a codec: one "
@@ -69,8 +78,8 @@ class CodesParameters:
         needs=when("codec", "kmeans"),
         example="models/kmeans_10k.npy",
     )
-    codebook_size: int = parameter(
-        256,
+    codebook_size: int | None = parameter(
+        Derived(f"{DEFAULT_CODES} for `erniekit codes`, else that of the codec", _codebook_size, None),
         "The number of codes in a codebook that is fitted, that is of clusters of k-means. A codec that is there has "
         "its own; in stage TTS a number that is written is compared with it.",
         verbs=SPEECH_VERBS,
@@ -213,9 +222,21 @@ def centroids_are_not_fitted(builder: ConfigBuilder) -> None:
             builder.no_effect(name, "because codec_centroids has the clusters")
 
 
+@rule("codec", stages=("TTS",), verbs=("train", "eval", "preview"))
+def codes_have_a_codec(builder: ConfigBuilder) -> None:
+    """In stage TTS `codec` is the folder of a codec that is there."""
+    if builder["codec"] in FITTED:
+        what = f"{builder['codec']} is a way to fit a codec, and stage TTS reads codes of one that is there"
+        builder.problem("codec", what, "write its folder, or leave it out")
+
+
 @rule("codebook_size", "codec", verbs=("codes",))
 def codebooks_are_fitted(builder: ConfigBuilder) -> None:
-    """For `erniekit codes`, `codebook_size` has no effect on a codec that is there."""
+    """For `erniekit codes`, `codebook_size` has no effect on a codec that is there, and null is its default."""
+    if not builder["codec"]:
+        builder.missing("codec")
+    if builder["codebook_size"] is None:
+        builder.set_silently("codebook_size", DEFAULT_CODES)
     if builder.differs("codebook_size") and builder["codec"] not in FITTED:
         builder.no_effect(
             "codebook_size", f"because codec is {builder['codec']}; it needs `codec` {' or '.join(FITTED)}"
@@ -243,6 +264,7 @@ SECTION = section(
         units_have_one_level,
         layers_are_of_a_model,
         codebooks_are_fitted,
+        codes_have_a_codec,
         centroids_are_not_fitted,
         units_keep_their_order,
     ),

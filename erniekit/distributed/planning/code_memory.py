@@ -1,6 +1,5 @@
 """Estimate the values that tables and heads of codes save and use (`model/code_layers.py`). Needs no Paddle."""
 
-
 from __future__ import annotations
 
 from typing import TYPE_CHECKING

@@ -180,7 +180,12 @@ def _omnivoice(text: Architecture) -> Architecture:
             "audio_codebook_weights": Key(list),
         },
         problems=_omnivoice_problems,
-        small_values={"audio_vocab_size": 65, "audio_mask_id": 64, "num_audio_codebook": 2},
+        small_values={
+            "audio_vocab_size": 65,
+            "audio_mask_id": 64,
+            "num_audio_codebook": 2,
+            "audio_codebook_weights": None,
+        },
         inert_tensors=(OFFSETS,),
     )
 

@@ -152,6 +152,7 @@ def test_the_shipped_configuration_resolves(tmp_path: Path) -> None:
     assert not config.basic.continue_training and config.speech.text_frontend == "phonemes"
     assert config.speech.codebook_sampling == "8,7,6,5,4,3,2,1"
     assert config.speech.loss_factors == (0.0, 0.0, 1.0)
+    assert config.speech.language_probability == 1.0
     assert config.speech.tts_tasks == ("tts", "stt") and config.speech.prompt_sources == (0.0, 1.0, 0.0)
     assert config.speech.prompt_seconds == (3.0, 6.0) and config.codes.duration_range == (3.0, 5.0)
     assert config.sft.curriculum == "duration" and not config.training.random_shuffle
@@ -245,6 +246,11 @@ def test_batches_of_seconds_shuffled_and_by_speaker(tmp_path: Path) -> None:
     assert speaker["sample_order"] == "speaker"
 
 
+def test_prompts_without_a_length_are_whole_recordings(tmp_path: Path) -> None:
+    assert parameters(tmp_path, dataset__prompt_duration_range=[0, 0])["prompt_seconds"] == [86_400.0, 86_400.0]
+    assert parameters(tmp_path)["prompt_seconds"] == [3.0, 6.0]
+
+
 def test_adapters_begin_with_a_trained_model(tmp_path: Path) -> None:
     found = convert(write(tmp_path, SHIPPED | ADAPTERS), ADAMW).parameters
     assert (found["lora"], found["lora_rank"], found["lora_alpha"]) == (True, 128, 128)
@@ -294,6 +300,7 @@ def test_held_out_folders_and_options_of_speaking(tmp_path: Path) -> None:
         ({"models__training": False}, "no model is trained"),
         ({"models__experts": 8}, "`models[].experts`: 8 is not possible"),
         ({"models__experimental__audio_embedding_sums": False}, "a frame is the sum of the levels above it"),
+        ({"models__experimental__audio_embedding_sums": "prom"}, "a frame is the sum of the levels above it"),
         ({"models__experimental__causal_size": 2}, "`models[].experimental.causal_size`: 2 is not possible"),
         ({"audio_backend": "nemo"}, "`audio_backend`: expected encodec, vocos, dac, got nemo"),
         ({"dataset__tasks_list": ["tts", "ns"]}, "`dataset.tasks_list`: ns: it mixes the codes"),
