@@ -205,12 +205,14 @@ def _drawing(config: Config, tokenizer: Tokenizer, sources: Sequence[Source]) ->
 
 def speech_settings_of(config: Config, drawing: MaskedCodes | ArNarCodes) -> SpeechSettings:
     """Return what records as codes must be like."""
+    shortest, longest = config.codes.duration_range
     return SpeechSettings(
         drawing.levels,
         drawing.codebook_size,
         drawing.frame_rate,
         config.speech.text_frontend,
-        *config.codes.duration_range,
+        shortest,
+        longest,
         needs_text=config.speech.condition_dropout < 1,
     )
 

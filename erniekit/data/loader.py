@@ -113,10 +113,10 @@ def deserialize_index(message: ArrayMessage, audio: AudioInputs | None = None) -
         Source(Path(path), kind, probability, split=None if split is None else Split(*split))
         for path, kind, probability, split in metadata["sources"]
     ]
-    source_arrays = [
-        TokenArrays(_EMPTY, _EMPTY, metadata=own, **{name: next(arrays) for name in _INDEX})
-        for own in metadata["facts"]
-    ]
+    source_arrays = []
+    for own in metadata["facts"]:
+        index: dict[str, Any] = {name: next(arrays) for name in _INDEX}
+        source_arrays.append(TokenArrays(_EMPTY, _EMPTY, metadata=own, **index))
     packed = None
     if metadata["packed"] is not None:
         batch_tokens, files = metadata["packed"]

@@ -10,12 +10,13 @@ import ctypes
 import re
 import threading
 from functools import lru_cache
+from itertools import count, takewhile
 
 from erniekit.data.formats.problems import MalformedError, shorten
 from erniekit.errors import ConfigurationError
 
 LIBRARY = "espeakng_loader"
-VOICES = {"en": "en-us", "fr": "fr-fr", "zh": "cmn-latn-pinyin"}  # of languages that eSpeak NG has several of
+VOICES = {"en": "en-us", "zh": "cmn-latn-pinyin"}  # of the languages that it speaks in several ways
 LANGUAGES = {"chinese": "zh", "english": "en"}
 _RETRIEVAL, _UTF8, _IPA = 1, 1, 2  # of speak_lib.h
 _MARKS = re.compile(r"(\s*(?:[;!?¡¿—…\"«»“”„(){}\[\]。，！？；：、《》「」]|[:,.](?!\d))+\s*)")  # not that of 3.5
@@ -42,7 +43,8 @@ def phonemes_of(text: str, language: str) -> str:
         raise MalformedError("text", "a text in kana, because eSpeak NG does not read kanji", repr(kanji[0]))
     with _lock:
         library = _library()
-        if library.espeak_SetVoiceByName(voice.encode()) != 0:
+        identifier = _voices().get(voice)
+        if identifier is None or library.espeak_SetVoiceByName(identifier) != 0:
             raise MalformedError("language", "a language that eSpeak NG speaks", shorten(language))
         pieces = _MARKS.split(text)  # stretches of text, and marks between them
         spoken = [piece if number % 2 else _stretch(library, piece) for number, piece in enumerate(pieces)]
@@ -60,6 +62,32 @@ def _stretch(library: ctypes.CDLL, text: str) -> str:
     return " ".join(stripped for clause in found if (stripped := _SWITCH.sub("", clause).strip()))
 
 
+class _Voice(ctypes.Structure):
+    """The beginning of speak_lib.h's espeak_VOICE.
+
+    Attributes:
+        languages: a byte of priority, the best is the lowest, and a text for each; a zero byte ends them.
+        identifier: the name of its file, such as gmw/en-US.
+    """
+
+    _fields_ = (("name", ctypes.c_char_p), ("languages", ctypes.c_void_p), ("identifier", ctypes.c_char_p))
+
+
+@lru_cache(maxsize=1)
+def _voices() -> dict[str, bytes]:
+    """Return the identifier of the best voice for each language."""
+    found: dict[str, tuple[int, bytes]] = {}
+    voices = _library().espeak_ListVoices(None)
+    for voice in takewhile(bool, (voices[number] for number in count())):
+        place = voice.contents.languages
+        while priority := ctypes.string_at(place, 1)[0]:
+            text = ctypes.string_at(place + 1)
+            language = text.decode().lower()
+            found[language] = min(found.get(language, (256, b"")), (priority, voice.contents.identifier))
+            place += len(text) + 2
+    return {language: identifier for language, (_, identifier) in found.items()}
+
+
 @lru_cache(maxsize=1)
 def _library() -> ctypes.CDLL:
     try:
@@ -70,6 +98,7 @@ def _library() -> ctypes.CDLL:
             "or choose the frontend tokenizer or characters"
         ) from None
     library = ctypes.CDLL(espeakng_loader.get_library_path())
+    library.espeak_ListVoices.restype = ctypes.POINTER(ctypes.POINTER(_Voice))
     library.espeak_TextToPhonemes.restype = ctypes.c_char_p
     library.espeak_TextToPhonemes.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
     if library.espeak_Initialize(_RETRIEVAL, 0, espeakng_loader.get_data_path().encode(), 0) < 0:
