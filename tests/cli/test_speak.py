@@ -112,3 +112,17 @@ def test_words_that_do_not_go_together(
 def test_other_models_are_refused(tiny_base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert speak(tiny_base, "--text", "a", "--output", tmp_path / "a.wav") == 2
     assert "writes text and no codes" in capsys.readouterr().err
+
+
+def test_options_without_effect_are_told(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    words = ["--text", "a", "--min-p", "0.1", "--temperature", "1", "--output"]
+    assert speak(model, *words, tmp_path / "a.wav") == 0
+    assert "no effect: --min-p, --temperature, because the model was trained with tts_objective: masked" in (
+        capsys.readouterr().err
+    )
+    other = speaker_folder(tmp_path_factory.mktemp("levels"), "vall_e")
+    assert speak(other, *words, tmp_path / "b.wav", "--max-seconds", "0.2") in (0, 2)
+    shown = capsys.readouterr().err
+    assert "no effect: --unmask-steps, because the model was trained with tts_objective: ar_nar" in shown
