@@ -64,8 +64,9 @@ def _converted(options: argparse.Namespace, files: list[Path], overrides: list[s
     """Return the YAML text, and the shape of the model where it is to be a file."""
     words = [options.program, *map(str, files), *overrides]
     if options.program == "omnivoice":
-        return omnivoice.convert(*files, overrides).yaml(omnivoice.head(words)), None
-    result = vall_e.convert(*files, overrides, folder=options.model_folder)
+        training, data = files
+        return omnivoice.convert(training, data, overrides).yaml(omnivoice.head(words)), None
+    result = vall_e.convert(files[0], overrides, folder=options.model_folder)
     written = options.model_folder is not None
     return result.yaml(vall_e.head(words, result, written=written)), vall_e.model_shape(result) if written else None
 

@@ -166,6 +166,7 @@ def _speak(options: argparse.Namespace, stream: BinaryIO | None) -> int:
         ignored_keys=parameters.basic.ignore_config_keys,
         device=parameters.basic.device,
     )
+    _tell_unused(model, options)
     texts, problems = _utterances(model, lines, options)
     paths = [targets[text.number] for text in texts] if targets else []
     if texts:
@@ -176,6 +177,17 @@ def _speak(options: argparse.Namespace, stream: BinaryIO | None) -> int:
         shown = "\n".join(f"  {problem}" for problem in problems)
         _say(f"error: {len(problems):,} of {len(lines):,} texts cannot be spoken:\n{shown}")
     return 2 if problems else 0
+
+
+def _tell_unused(model: SpeechModel, options: argparse.Namespace) -> None:
+    """Tell which options have no effect with the model's way to write codes."""
+    used = {*SPEAKING} - {"min_p"} if model.is_masked else {*FIRST_LEVEL, "class_temperature", "min_p"}
+    unused = [name for name in (*SPEAKING, *FIRST_LEVEL) if name not in used and getattr(options, name) is not None]
+    unused += ["no_denoise"] if options.no_denoise and not model.is_masked else []
+    if unused:
+        named = ", ".join(f"--{name.replace('_', '-')}" for name in unused)
+        objective = "masked" if model.is_masked else "ar_nar"
+        _say(f"no effect: {named}, because the model was trained with tts_objective: {objective}")
 
 
 def _utterances(

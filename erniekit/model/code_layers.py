@@ -262,17 +262,24 @@ def logits_of_level(heads: JoinedHeads | LevelHeads, hidden: Tensor, level: int)
 def _summed_loss(
     states_TH: Tensor, projection: Projection, labels_T: np.ndarray, fused: bool, needs_gradient: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return the summed loss of the rows that have a label, and how many of these have the largest logit."""
+    """Return the summed loss of the rows that have a label, and how many of these have the largest logit.
+
+    The operators are the same whatever rows have one, because ranks with other rows exchange gradients during backward
+    in the order of these.
+    """
     positions = np.flatnonzero(labels_T != IGNORE_INDEX)
-    if not len(positions):
-        return projection.logits(states_TH[:1]).flatten()[:0].sum(), paddle.zeros([], "int64")
-    labels = paddle.to_tensor(labels_T[positions])
-    if len(positions) < len(labels_T):
-        states_TH = paddle.gather(states_TH, paddle.to_tensor(positions))
-    if not fused:
-        return loss_of_logits(projection.logits(states_TH), labels, NO_TENSOR_PARALLEL)
-    weight = projection.weight
-    if projection.bias is not None:  # a further channel, which is 1
-        weight = paddle.concat([weight, projection.bias.unsqueeze(1)], 1)
-        states_TH = paddle.concat([states_TH, paddle.ones([len(positions), 1], states_TH.dtype)], 1)
-    return loss_of_rows(states_TH, weight, labels, NO_TENSOR_PARALLEL, projection.new_rows, needs_gradient)
+    count = len(positions)
+    if not count:
+        positions = np.zeros(1, np.int64)  # a row that counts for nothing
+    labels = paddle.to_tensor(np.maximum(labels_T[positions], 0))
+    states_TH = paddle.gather(states_TH, paddle.to_tensor(positions))
+    if fused:
+        weight = projection.weight
+        if projection.bias is not None:  # a further channel, which is 1
+            weight = paddle.concat([weight, projection.bias.unsqueeze(1)], 1)
+            states_TH = paddle.concat([states_TH, paddle.ones([len(positions), 1], states_TH.dtype)], 1)
+        found = loss_of_rows(states_TH, weight, labels, NO_TENSOR_PARALLEL, projection.new_rows, needs_gradient)
+    else:
+        found = loss_of_logits(projection.logits(states_TH), labels, NO_TENSOR_PARALLEL)
+    loss_sum, correct_count = found
+    return loss_sum * float(count > 0), correct_count * int(count > 0)

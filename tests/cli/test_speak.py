@@ -22,7 +22,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def speak(model: Path, *words: object) -> int:
-    return main(["speak", str(model), *map(str, words), "--unmask-steps", "2", "--device", "cpu"])
+    return main(["speak", str(model), "--unmask-steps", "2", "--device", "cpu", *map(str, words)])
 
 
 def test_one_text_becomes_one_file(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,7 +96,7 @@ def test_pieces_are_streamed_as_they_are_written_to_a_file(
         (["--text", "a", "--output", "a.wav", "--duration", "2", "--speed", "2"], "drop one of them"),
         (["--text", "a", "--output", "a.wav", "--speed", "0"], "expected a number from 0.1 to 10"),
         (["--text", "a", "--output", "-", "--chunks"], "is one stream"),
-        (["--text", "a", "--output", "-", "--format", "flac"], "a stream is wav or raw"),
+        (["--text", "a", "--output", "-", "--format", "flac"], "is a stream of wav or raw"),
         (["--text", "a", "--text", "b", "--output", "a.wav"], "is one file, and there are 2 texts"),
         (["--text", "a", "--output", "a.wav", "--guidance-scale", "-1"], "guidance_scale"),
         (["--texts", "absent.txt", "--output", "out"], "absent.txt"),
@@ -112,3 +112,17 @@ def test_words_that_do_not_go_together(
 def test_other_models_are_refused(tiny_base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert speak(tiny_base, "--text", "a", "--output", tmp_path / "a.wav") == 2
     assert "writes text and no codes" in capsys.readouterr().err
+
+
+def test_options_without_effect_are_told(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    words = ["--text", "a", "--min-p", "0.1", "--temperature", "1", "--output"]
+    assert speak(model, *words, tmp_path / "a.wav") == 0
+    assert "no effect: --min-p, --temperature, because the model was trained with tts_objective: masked" in (
+        capsys.readouterr().err
+    )
+    other = speaker_folder(tmp_path_factory.mktemp("levels"), "vall_e")
+    assert speak(other, *words, tmp_path / "b.wav", "--max-seconds", "0.2") in (0, 2)
+    shown = capsys.readouterr().err
+    assert "no effect: --unmask-steps, because the model was trained with tts_objective: ar_nar" in shown

@@ -121,7 +121,7 @@ def test_keys_of_the_decoder_and_of_codes_are_written_back():
         (omnivoice_values(audio_codebook_weights=[0, 0, 0, 0]), "which are not all 0"),
         (omnivoice_values(audio_codebook_weights=[1, 2, 3, "4"]), "expected numbers of 0 or more"),
         (omnivoice_values(num_audio_codebook=0), "num_audio_codebook: must be positive"),
-        (omnivoice_values(llm={"hidden_size": 10}), "llm_config."),
+        (omnivoice_values(llm={"head_dim": 3}), "llm_config.head_dim 3 is odd"),
         (omnivoice_values(llm={"model_type": "voxtral"}), "llm_config.model_type 'voxtral' is not supported"),
         ({"model_type": "omnivoice"}, "llm_config: expected the keys of a decoder, got None"),
         ({"model_type": "vall_e", "llm_config": 3}, "llm_config: expected the keys of a decoder, got 3"),

@@ -70,7 +70,7 @@ def speaking_model(config: ModelConfig, seed: int = 0, **arguments: Any) -> Any:
 
 def drawn_row(config: ModelConfig, lengths: tuple[int, ...] = (14, 11), seed: int = 1) -> dict[str, np.ndarray]:
     """One row of documents, the first 4 positions of each text: ids [1, S], positions, columns of documents that are
-    read both ways, codes [1, S, L] as `omnivoice` and NAR levels have them, and labels [1, S, L]."""
+    read both ways, codes [1, S, L], those of whole levels but for a prompt and a written one (`vall_e`), and labels."""
     rng, layout = np.random.default_rng(seed), code_layout(config)
     total, ends = sum(lengths), np.cumsum(lengths)
     ids = rng.integers(1, config.vocab_size, (1, total))
@@ -81,6 +81,9 @@ def drawn_row(config: ModelConfig, lengths: tuple[int, ...] = (14, 11), seed: in
     is_code = (np.arange(total) - starts) >= 4
     for level, first in enumerate(layout.whole):
         codes[0, is_code, level] = first + rng.integers(0, layout.codebook_size, is_code.sum())
+    for at in np.flatnonzero(np.diff(is_code.astype(int), prepend=0) == 1) if layout.written is not None else ():
+        codes[0, at] = np.array(layout.prompts) + codes[0, at, 0] % 7
+        codes[0, at + 1] = [layout.written + 3] + [-1] * (layout.levels - 1)
     for level in range(layout.levels):
         chosen = is_code & (rng.random(total) < 0.6)
         labels[0, chosen, level] = rng.integers(0, layout.codebook_size, chosen.sum())

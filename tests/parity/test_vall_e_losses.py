@@ -97,7 +97,7 @@ def assert_equal(decoder: Decoder, reference: Reference, kinds: Sequence[Kind], 
         count = max(1, sum(part.count for part in own))
         theirs = theirs + factor * sum((factors[part.level] * part.loss for part in own), torch.zeros(())) / count
     theirs.backward()
-    assert float(ours) == pytest.approx(float(theirs), rel=1e-5)
+    assert float(ours) == pytest.approx(theirs.item(), rel=1e-5)
     weights = named_weights(decoder)
     assert weights.keys() == reference.weights.keys()
     reached = 0

@@ -5,8 +5,8 @@
 
 Needs omnivoice 0.2.1 (and so transformers 5 and torch) and pydub 0.25.1, and neither Paddle nor soundfile: what it
 imports to read sound is replaced by empty modules. Writes tests/inference/speaking/recorded/: texts.json,
-schedules.json, unmasking.npz with the codes after each step, and silence.npz with the sounds of `speaking_cases.sound`
-without silence.
+schedules.json, unmasking.npz with the codes after each step, and silence.json with what the sounds of
+`speaking_cases.sound` are without silence.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from tests.inference.speaking.speaking_cases import (  # noqa: E402
     LENGTHS,
     LEVELS,
     LLM,
+    RATE,
     RECORDED,
     REFERENCES,
     RUNS,
@@ -39,6 +40,7 @@ from tests.inference.speaking.speaking_cases import (  # noqa: E402
     SPOKEN,
     TASKS,
     character_ids,
+    described,
     sound,
     voice_codes,
 )
@@ -195,21 +197,20 @@ def unmasking() -> dict[str, np.ndarray]:
     return arrays
 
 
-def silences() -> dict[str, np.ndarray]:
-    """Return the sounds without silence, as 16-bit samples."""
+def silences() -> dict[str, list[Any]]:
+    """Return what the sounds are without silence."""
     found = {}
     for name in SOUNDS:
         for kind, (between, start, end) in {"speech": (500, 100, 100), "reference": (200, 100, 200)}.items():
-            kept = remove_silence(sound(name)[None], 8000, between, start, end)[0]
-            found[f"{name}-{kind}"] = np.round(kept * 32768).astype(np.int16)
+            kept = remove_silence(sound(name)[None], RATE, between, start, end)[0]
+            found[f"{name}-{kind}"] = described(kept)
     return found
 
 
 def main() -> None:
     RECORDED.mkdir(parents=True, exist_ok=True)
-    for name, content in {"texts": texts(), "schedules": schedules()}.items():
+    for name, content in {"texts": texts(), "schedules": schedules(), "silence": silences()}.items():
         (RECORDED / f"{name}.json").write_text(json.dumps(content, ensure_ascii=False) + "\n", encoding="utf-8")
-    np.savez_compressed(RECORDED / "silence.npz", **silences())
     np.savez_compressed(RECORDED / "unmasking.npz", **unmasking())
     print(f"{RECORDED}: {len(SPOKEN)} texts, {len(SCHEDULES)} schedules, {len(RUNS)} runs, {len(SOUNDS)} sounds")
 

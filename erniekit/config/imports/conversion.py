@@ -173,7 +173,7 @@ class Conversion:
 def _is_empty_section(setting: Setting, table: Mapping[str, Row]) -> bool:
     """Return whether a key that stands above keys of the table has nothing below it."""
     below = (f"{setting.key}.", f"{setting.key}[].")
-    return setting.value in (None, [], {}) and any(key.startswith(below) for key in table)
+    return _is_empty(setting.value) and any(key.startswith(below) for key in table)
 
 
 def yaml_value(value: Any) -> str:
@@ -220,5 +220,8 @@ def _same(one: Any, other: Any) -> bool:
         return one is other
     if isinstance(one, str) and isinstance(other, str):
         return one.casefold() == other.casefold()
-    empty = (None, "", [], {})
-    return bool(one == other) or (one in empty and other in empty)
+    return bool(one == other) or (_is_empty(one) and _is_empty(other))
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or value in ("", [], {})

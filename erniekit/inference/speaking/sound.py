@@ -190,7 +190,7 @@ def _silent_start(sound: np.ndarray, cut: _Cutter) -> int:
     sums = _square_sums(cut(sound, 0, total))
     for start in range(0, total, STEP):
         first, stop = cut.sample(start), cut.sample(min(start + STEP, total))
-        if not _is_silence(sums[stop] - sums[first], np.int64(stop - first)):
+        if not _is_silence(sums[stop : stop + 1] - sums[first], np.array([stop - first])).all():
             return start
     return total
 

@@ -68,7 +68,7 @@ class SpokenAnswerSettings:
 
 class _HeldOut(NamedTuple):
     place: str
-    index: int
+    number: int
     record: SpokenText
 
 
@@ -136,8 +136,8 @@ class SpokenAnswers:
                 each.record.text,
                 each.record.language,
                 each.record.instruct if model.is_masked else "",
-                None if model.is_masked else self._voice(each.index),
-                number=each.index,
+                None if model.is_masked else self._voice(each.number),
+                number=each.number,
                 place=each.place,
             )
             for each in texts
@@ -162,7 +162,7 @@ class SpokenAnswers:
         """Return what is written of a text; its sound is written into a file of its own."""
         line: dict[str, Any] = {"place": each.place, "expected": each.record.text}
         if self._settings.sounds is not None:
-            path = self._settings.sounds / f"{each.index:06d}.wav"
+            path = self._settings.sounds / f"{each.number:06d}.wav"
             write_sound(path, sound, sampling_rate)
             line["sound"] = str(path)
         if self._judge is None or scores is None:

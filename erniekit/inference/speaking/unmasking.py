@@ -27,9 +27,10 @@ LIKELY_SHARE = 0.1  # of a codebook's codes, from which one is drawn
 def time_steps(steps: int, shift: float) -> list[float]:
     """Return the share of codes that are written before each step, and after the last one: s x / (1 + (s - 1) x) with
     x = i / N, in float32 as the package computes it."""
-    half, width = (steps + 1) // 2, np.float32(1.0) / np.float32(steps)
-    numbers = np.arange(steps + 1).astype(np.float32)
-    x = np.where(numbers < half, width * numbers, np.float32(1.0) - width * (np.float32(steps) - numbers))
+    half, width = (steps + 1) // 2, float(np.float32(1.0) / np.float32(steps))
+    numbers = np.arange(steps + 1)
+    # `torch.linspace`: from both ends, each rounded once
+    x = np.where(numbers < half, width * numbers, 1.0 - width * (steps - numbers)).astype(np.float32)
     return [float(t) for t in np.float32(shift) * x / (np.float32(1.0) + np.float32(shift - 1) * x)]
 
 

@@ -105,7 +105,7 @@ def test_examples_are_what_is_written(name: str, tmp_path: Path) -> None:
 def test_absent_keys_have_the_defaults_of_its_trainer(tmp_path: Path) -> None:
     config = config_of(tmp_path, {})
     assert config.training.weight_decay == 0.01 and config.training.warmup_ratio == 0.03
-    assert config.training.dataloader_num_workers == 8 and config.speech.pinyin_probability == 0.3
+    assert config.acceleration.dataloader_num_workers == 8 and config.speech.pinyin_probability == 0.3
     assert config.basic.model_name_or_path == "Qwen/Qwen3-0.6B" and config.basic.from_hf_hub
 
 

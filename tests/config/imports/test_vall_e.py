@@ -312,7 +312,7 @@ def test_held_out_folders_and_options_of_speaking(tmp_path: Path) -> None:
         ({"optimizations__bitnet": True}, "`optimizations.bitnet`: true is not possible"),
         ({"models__size": "huge"}, "`models[].size`: expected quarter, half, full"),
         ({"models__size": {"dim": "x"}}, "`models[].size`: dim: expected one of"),
-        ({"dataset__duration_range": ["a", "b"]}, "as `duration_range` expected a finite number"),
+        ({"dataset__duration_range": ["a", "b"]}, "as `duration_range` expected one or more finite numbers"),
     ],
 )
 def test_what_is_not_built_is_refused_with_its_line(tmp_path: Path, values: dict[str, Any], told: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 RECORDED = Path(__file__).parent / "recorded"
 SEED = 5
 LEVELS, CODES, VOCABULARY = 4, 16, 56
+RATE = 24_000  # of sounds; below 11,025 pydub resamples them
 LLM = {
     "vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4, "max_position_embeddings": 256,
@@ -66,7 +68,7 @@ def voice_codes(frames: int) -> np.ndarray:
     return np.random.default_rng(frames).integers(0, CODES, (LEVELS, frames))
 
 
-def sound(name: str, rate: int = 8000) -> np.ndarray:
+def sound(name: str, rate: int = RATE) -> np.ndarray:
     """A sound float32 [samples] with stretches of speech and of silence, in seconds."""
     stretches = {
         "gaps": ((0, 0.35), (1, 0.7), (0, 1.31), (1, 0.4), (0, 0.3), (1, 0.2), (0, 0.9)),
@@ -82,3 +84,9 @@ def sound(name: str, rate: int = 8000) -> np.ndarray:
 
 
 SOUNDS = ("gaps", "speech", "silence", "edges", "faint", "short")
+
+
+def described(kept: np.ndarray) -> list[Any]:
+    """Return how many samples a sound has, and the hash of them as 16-bit integers."""
+    samples = np.clip(kept * 32768.0, -32768, 32767).astype("<i2")
+    return [len(samples), hashlib.sha256(samples.tobytes()).hexdigest()]

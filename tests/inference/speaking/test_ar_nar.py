@@ -124,7 +124,7 @@ def test_both_rules_of_positions_and_masks_act(decoder: Any) -> None:
 
 def test_it_may_end_at_once(decoder: Any) -> None:
     decoder = decoder_of(classifiers_bias=True)
-    bias = named_weights(decoder)["lm_head.proj.0.bias"]
+    bias = named_weights(decoder)["classifiers.proj.0.bias"]
     bias.set_value(np.eye(CODES + 1, dtype=np.float32)[CODES] * 1e4)
     (first, second) = write(decoder, REQUESTS[:2])
     assert first.codes.shape == second.codes.shape == (LEVELS, 0) and not first.cut
@@ -167,7 +167,8 @@ def test_a_text_that_leaves_no_room_is_told(decoder: Any) -> None:
 
 def test_logits_that_are_not_finite_are_told() -> None:
     decoder = decoder_of()
-    named_weights(decoder)["model.norm.weight"].fill_(float("nan"))
+    norm = named_weights(decoder)["model.norm.weight"]
+    norm.set_value(np.full(norm.shape, np.nan, np.float32))
     with pytest.raises(UserError, match="cannot speak text 1: its logits are not finite"):
         write(decoder, REQUESTS[:1])
 

@@ -63,7 +63,7 @@ def test_a_stream_keeps_the_order_of_texts_and_does_not_wait() -> None:
 
 def test_a_raw_stream_has_no_header() -> None:
     stream = BytesIO()
-    SoundStream(stream, RATE, "raw").add(PIECES[1])
+    SoundStream(stream, RATE, "raw").add(PIECES[0])
     assert len(stream.getvalue()) == 200
     with pytest.raises(DataError, match="a stream is wav or raw"):
         SoundStream(stream, RATE, "flac")

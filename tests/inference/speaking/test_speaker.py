@@ -193,7 +193,7 @@ def test_a_voice_is_read_from_a_recording(model: SpeechModel, tmp_path: Path) ->
     sound = np.concatenate([np.zeros(16000), np.repeat(speech, 2), np.zeros(16000)])
     soundfile.write(tmp_path / "voice.wav", sound, 2 * RATE)
     voice = model.voice(tmp_path / "voice.wav", "Hello")
-    assert voice.text == "Hello." and voice.rms == pytest.approx(0.01 * (5000 / 21000) ** 0.5, rel=0.1)
+    assert voice.text == "Hello." and voice.rms == pytest.approx(0.01 * (5000 / 21000) ** 0.5, rel=0.2)
     assert voice.codes.shape[0] == LEVELS and 0.5 < voice.codes.shape[1] / FRAME_RATE < 1.1
     whole = model.voice(tmp_path / "voice.wav", "Hello", keep_silence=True)
     assert whole.text == "Hello" and whole.codes.shape[1] == int(2.625 * FRAME_RATE)

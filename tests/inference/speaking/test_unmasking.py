@@ -15,6 +15,8 @@ from erniekit.errors import UserError
 from erniekit.inference.speaking import PreparedUtterance, code_passes
 from erniekit.inference.speaking.unmasking import Unmasking, gumbel, predicted, schedule, surest, time_steps
 from erniekit.model.architectures.speaking import code_layout
+from erniekit.model.builder import build_model
+from erniekit.model.storage.safetensors import write_safetensors
 from erniekit.model.weights import named_weights
 from tests.inference.speaking.speaking_cases import (
     CODES,
@@ -33,14 +35,12 @@ OUR_NAMES = {"num_step": "unmask_steps", "t_shift": "time_shift", "layer_penalty
 
 
 @pytest.fixture(scope="module")
-def decoder() -> Any:
+def decoder(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The model of the recorded runs."""
-    config = omnivoice_config()
-    decoder = speaking_model(config)
-    for name, parameter in named_weights(decoder).items():
-        values = seeded_weight(config.architecture.file_name(name), tuple(parameter.shape), SEED)
-        parameter.set_value(values)
-    return decoder
+    folder, shapes = tmp_path_factory.mktemp("model"), omnivoice_config().weight_shapes()
+    weights = ((name, seeded_weight(name, tuple(shape), SEED)) for name, shape in shapes.items())
+    write_safetensors(folder / "model.safetensors", shapes, weights)
+    return build_model(omnivoice_config(), folder)
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +160,8 @@ def test_requests_do_not_change_each_other(decoder: Any, recorded: Any, monkeypa
 
 def test_logits_that_are_not_finite_are_told(recorded: Any) -> None:
     decoder = speaking_model(omnivoice_config())
-    named_weights(decoder)["model.norm.weight"].fill_(float("nan"))
+    norm = named_weights(decoder)["llm.norm.weight"]
+    norm.set_value(np.full(norm.shape, np.nan, np.float32))
     with pytest.raises(UserError, match="cannot speak text 1: its logits are not finite"):
         list(unmasking(decoder, settings_of("plain")).write(requests_of(recorded, "plain")))
 
