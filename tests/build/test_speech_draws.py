@@ -179,8 +179,9 @@ def test_levels_are_as_likely_as_asked(asked: str, weights: list[int], ar_nar_dr
 
 @pytest.mark.proves("lora_codebooks")
 def test_adapters_train_the_levels_that_they_serve(ar_nar_draws: Any) -> None:
-    assert set(ar_nar_draws(lora=True).level) == {0, 1, 2, 3}
-    assert set(ar_nar_draws(lora=True, lora_codebooks="0,2").level) == {0, 2}
+    values = {"lora": True, "continue_training": True}
+    assert set(ar_nar_draws(**values).level) == {0, 1, 2, 3}
+    assert set(ar_nar_draws(**values, lora_codebooks="0,2").level) == {0, 2}
 
 
 @pytest.mark.proves("loss_factors")

@@ -152,7 +152,9 @@ def test_never_and_always() -> None:
 
 
 def test_a_share_of_the_codes_is_masked_behind_the_prompt() -> None:
-    settings = masked(mask_ratio=(0.3, 0.3), prompt_ratio=(0.5, 0.5), condition_dropout=0.0, instruct=0.0)
+    settings = masked(
+        mask_ratio=(0.3, 0.3), prompt_ratio=(0.5, 0.5), condition_dropout=0.0, instruct=0.0, max_seq_len=9999
+    )
     arrays = recordings(1, rich=False, frames=(4000, 4001))
     labels = source_of(settings, arrays).sample(0, 0).arrays["code_labels"][-4000:]
     assert (labels[:2000] == IGNORE_INDEX).all()

@@ -39,7 +39,7 @@ DRAWINGS: dict[str, Drawing] = {"masked": masked(), "ar_nar": ar_nar()}
 @pytest.fixture(params=DRAWINGS)
 def speech(request: pytest.FixtureRequest) -> Dataset:
     """Two sources of recordings, drawn in either way."""
-    return dataset(DRAWINGS[request.param], recordings(60), recordings(30, seed=1, speakers=2))
+    return dataset(DRAWINGS[request.param], recordings(30), recordings(15, seed=1, speakers=2))
 
 
 def values_of(batches: list[Batch]) -> list[Any]:
@@ -112,7 +112,7 @@ def test_an_evaluation_reads_the_same_samples_each_time(speech: Dataset) -> None
     plan = EvaluationPlan(speech, **options)
     steps = [values_of([batch]) for _, batch in plan.local_steps(plan.steps_in_epoch(0))]
     assert steps == [values_of([batch]) for _, batch in plan.local_steps(plan.steps_in_epoch(0))]
-    assert sum(len(row) for step in steps for samples, *_ in step for row in samples) == 90
+    assert sum(len(row) for step in steps for samples, *_ in step for row in samples) == 45
 
 
 @pytest.mark.parametrize("kind", ["packed", "one a row", "by seconds"])
@@ -145,7 +145,7 @@ def test_micro_batches_hold_no_more_seconds_than_allowed(speech: Dataset, first:
             milliseconds = speech.milliseconds[pack]
             assert len(pack) * milliseconds.max() <= 4000 and len(pack) <= 8
             sizes.append(len(pack))
-        assert max(sizes) > 2 and sum(sizes) == 90
+        assert max(sizes) > 2 and sum(sizes) == 45
     for batch in plan.micro_batches(0):
         assert len(batch.samples) == batch.shape[0] and all(len(row) == 1 for row in batch.samples)
     assert "of at most 4 seconds (of similar duration" in plan.describe()

@@ -53,6 +53,7 @@ from erniekit.data.formats.speech_codes import (
     read_shards_of_codes,
 )
 from erniekit.data.formats.speech_codes import FIELDS as CODED_FIELDS
+from erniekit.data.formats.speech_codes import LANGUAGE_FIELDS as SPOKEN_LANGUAGE
 from erniekit.data.formats.table import hub_cache_folders, is_hub_dataset
 from erniekit.data.formats.token_ids import (
     FIELDS,
@@ -88,7 +89,7 @@ def _lists(name: str, *fields: str) -> Fits:
 
 
 def _is_plain_text(record: dict) -> bool:
-    if is_asr_record(record) or is_token_ids(record) or is_aligned_record(record):
+    if any(other(record) for other in (is_asr_record, is_token_ids, is_aligned_record, is_codes_record)):
         return False
     return isinstance(record.get("text"), str) or record.keys() - BOOKKEEPING_FIELDS == {"tgt"}
 
@@ -139,7 +140,7 @@ _FORMATS = (
     Format("text", "plain text", "text", "text", frozenset({"text", "tgt"}), _is_plain_text, parse_plain_text),
     Format(
         CODES, "recordings as codes", "codes, text", "codes", CODED_FIELDS,
-        is_codes_record, parse_codes, alternatives=(CODES_FIELDS,),
+        is_codes_record, parse_codes, alternatives=(CODES_FIELDS, SPOKEN_LANGUAGE),
     ),
     Format(
         "erniekit", "ERNIEKit's pairs", "src, response, sort", "pairs",
