@@ -28,6 +28,7 @@ STDERR_LOGGERS = (
     "erniekit.hub.download",
     "erniekit.inference.batch",
     "erniekit.inference.engine",
+    "erniekit.inference.speaking.speaker",
     "erniekit.inference.transcribe",
     "erniekit.build.adapters",
     "erniekit.build.checks",

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from erniekit.build.adapters import base_folder, starts_from_adapters
+from erniekit.build.speech import holds_codes, with_codes
 from erniekit.build.tokenizer import check_vocabulary, unit_tokens_of
 from erniekit.build.vocabulary import with_added_tokens
 from erniekit.config import Config
@@ -44,7 +45,8 @@ GENERATION_CONFIG_FILE = "generation_config.json"
 
 
 def read_local_model(config: Config, folder: Path) -> ModelConfig:
-    """Return the shape of the model in `folder`, with all its multi-token prediction layers.
+    """Return the shape of the model in `folder`, with all its multi-token prediction layers; in stage TTS that of a
+    model which writes codes, see `with_codes`.
 
     Raises:
         ModelFileError: the folder is a file, holds adapters instead of a model, or its `config.json` cannot be used.
@@ -59,7 +61,7 @@ def read_local_model(config: Config, folder: Path) -> ModelConfig:
             f"model_name_or_path: {folder} holds adapters; write their base model, {base_model_of(folder)}, as "
             f"model_name_or_path, and lora: true with lora_path: {folder}"
         )
-    return ModelConfig.from_folder(folder, config.basic.ignore_config_keys)
+    return with_codes(config, ModelConfig.from_folder(folder, config.basic.ignore_config_keys), folder)
 
 
 def read_generation_config(folder: Path) -> Mapping[str, Any]:
@@ -202,8 +204,11 @@ def as_weights_have_it(model_config: ModelConfig, weights: Path | None) -> Model
     """Return the shape with which the weights of a run are read.
 
     Those of a folder whose tokenizer has the new tokens, such as a checkpoint, hold rows for them; those of any other,
-    such as a model to which an earlier run has added other tokens, get them now.
+    such as a model to which an earlier run has added other tokens, get them now. So it is with tables and heads of
+    codes.
     """
+    if weights is not None and model_config.wrapped is not None and holds_codes(weights):
+        model_config = replace(model_config, wrapped=None)
     if weights is None or model_config.vocabulary is None:
         return model_config
     has_rows = {*model_config.vocabulary.ids} <= {*declared_ids(weights).values()}
@@ -277,7 +282,12 @@ def refuse_other_batches(config: Config, dp_world_size: int | None, checkpoint: 
 
 
 def refuse_packed_data(config: Config) -> None:
-    """Raise ConfigurationError if the data that is to be packed is packed already."""
+    """Raise ConfigurationError if the data that is to be packed is packed already, or is drawn anew in each epoch."""
+    if config.stage.reads_codes:
+        raise ConfigurationError(
+            "stage TTS: its samples differ from epoch to epoch, so there is nothing to pack once and for all\n"
+            "  Train on the records themselves; what is slow to read is in the token cache after the first run."
+        )
     if "packed" in config.training.train_dataset_type:
         raise ConfigurationError("train_dataset_type: the data is packed already; give the files it was made from")
 
@@ -290,17 +300,20 @@ def check_trackers(config: Config) -> None:
 
 def check_scoring_libraries(config: Config) -> None:
     """Raise ConfigurationError if answers are to be scored and a library for that is not installed."""
-    if not (config.basic.do_eval and config.evaluation.eval_answers) or config.stage.reads_text:
-        return
     section = config.evaluation
+    if not (config.basic.do_eval and section.eval_answers and config.stage.answer_metrics):
+        return
+    if config.stage.reads_codes:  # `check_judge`
+        return
     kinds = set(config.training.train_dataset_type if section.eval_split else section.eval_dataset_type)
-    if kinds != {TRANSCRIPTS} and (absent := _absent(SCORING_LIBRARIES)):
+    if kinds != {TRANSCRIPTS} and (absent := absent_libraries(SCORING_LIBRARIES)):
         raise ConfigurationError(scoring_libraries_missing(", ".join(absent)))
-    if TRANSCRIPTS in kinds and (absent := _absent(TRANSCRIPT_LIBRARIES)):
+    if TRANSCRIPTS in kinds and (absent := absent_libraries(TRANSCRIPT_LIBRARIES)):
         raise ConfigurationError(transcript_libraries_missing(", ".join(absent)))
 
 
-def _absent(libraries: Sequence[str]) -> list[str]:
+def absent_libraries(libraries: Sequence[str]) -> list[str]:
+    """Return which of some packages cannot be imported."""
     return [name for name in libraries if not is_importable(name)]
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from erniekit.codecs.codec import Codec
 from erniekit.config import Config
-from erniekit.config.sections.codes import FITTED
+from erniekit.config.sections.codes import DEFAULT_CODES, FITTED
 from erniekit.environment import import_paddle
 from erniekit.errors import ConfigurationError
 from erniekit.hub.cache import chosen_hub
@@ -140,7 +140,9 @@ def _fit_residual(config: Config, sounds: Sounds, folder: Path) -> None:
     from erniekit.codecs.residual_kmeans import ResidualKMeansConfig, fit_residual_kmeans
 
     section = config.codes
-    described = ResidualKMeansConfig(levels=section.codec_levels or DEFAULT_LEVELS, codebook_size=section.codebook_size)
+    described = ResidualKMeansConfig(
+        levels=section.codec_levels or DEFAULT_LEVELS, codebook_size=section.codebook_size or DEFAULT_CODES
+    )
     fit_residual_kmeans(
         sounds(described.frames.sampling_rate),
         described,
@@ -153,7 +155,7 @@ def _fit_units(config: Config, sounds: Sounds, folder: Path) -> None:
     from erniekit.codecs.kmeans import HIDDEN_STATES, KMeansConfig, fit_kmeans, kmeans_of_centroids, open_features
 
     section = config.codes
-    described = KMeansConfig(codebook_size=section.codebook_size)
+    described = KMeansConfig(codebook_size=section.codebook_size or DEFAULT_CODES)
     if section.codec_features != LOG_MEL:
         model = find_model_folder(section.codec_features, chosen_hub(config), parameter="codec_features").absolute()
         _select(config.basic.device)

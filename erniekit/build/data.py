@@ -10,14 +10,18 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from erniekit.build.checks import read_local_model
+from erniekit.build.speech import drawing_of
 from erniekit.build.step_count import cache_folder, cache_step_count
 from erniekit.build.tokenizer import unit_tokens_of
 from erniekit.config import Config
 from erniekit.config.sections.schedule_rules import peak_lr_not_reached
 from erniekit.config.sections.sft import SftParameters
+from erniekit.data.ar_nar_codes import ArNarCodes
 from erniekit.data.batch import Batch
 from erniekit.data.conversation import Source
 from erniekit.data.dataset import Dataset, open_dataset, open_packed_dataset
+from erniekit.data.drawing import Drawing
 from erniekit.data.eval_sampler import EvaluationPlan
 from erniekit.data.formats.preference import preference_kind
 from erniekit.data.formats.registry import FORMATS, looks_like_ids, recognise
@@ -30,9 +34,11 @@ from erniekit.data.loader import (
     serialize_batches,
     serialize_index,
 )
+from erniekit.data.masked_codes import MaskedCodes
 from erniekit.data.media.clip import AudioInputs
 from erniekit.data.packed import DataFingerprint
 from erniekit.data.sampler import BatchSource, StepPlan, local_batches
+from erniekit.data.speech_samples import SpeechSettings
 from erniekit.data.split import Split
 from erniekit.data.templates.ernie import Template
 from erniekit.data.tokenizers.tokenizer import Tokenizer
@@ -177,14 +183,37 @@ def evaluation_dataset(config: Config, tokenizer: Tokenizer, template: Template 
 
 
 def _dataset(config: Config, tokenizer: Tokenizer, template: Template | None, sources: list[Source]) -> Dataset:
+    drawing = _drawing(config, tokenizer, sources)
     return open_dataset(
         sources,
         tokenizer,
         template,
         cache_dir=cache_folder(config),
         audio=audio_of_model(config),
-        interleaving=interleaving_of(config, tokenizer) if reads_aligned_units(sources) else None,
+        drawing=drawing,
+        speech=speech_settings_of(config, drawing) if isinstance(drawing, (MaskedCodes, ArNarCodes)) else None,
         **sample_limits(config),
+    )
+
+
+def _drawing(config: Config, tokenizer: Tokenizer, sources: Sequence[Source]) -> Drawing | None:
+    """Return how the records of a run become samples that differ from epoch to epoch; None: they do not differ."""
+    if config.stage.reads_codes:
+        return drawing_of(config, read_local_model(config, model_folder(config)), tokenizer)
+    return interleaving_of(config, tokenizer) if reads_aligned_units(sources) else None
+
+
+def speech_settings_of(config: Config, drawing: MaskedCodes | ArNarCodes) -> SpeechSettings:
+    """Return what records as codes must be like."""
+    shortest, longest = config.codes.duration_range
+    return SpeechSettings(
+        drawing.levels,
+        drawing.codebook_size,
+        drawing.frame_rate,
+        config.speech.text_frontend,
+        shortest,
+        longest,
+        needs_text=config.speech.condition_dropout < 1,
     )
 
 
@@ -267,15 +296,19 @@ def training_plan(config: Config, dataset: Dataset, dp_rank: DataParallelRank = 
         strategy=config.sft.mix_strategy,
         num_samples_each_epoch=config.sft.num_samples_each_epoch,
         repeat_samples=config.sft.num_samples_each_epoch != SftParameters.num_samples_each_epoch,
-        sorted_first=config.sft.curriculum == "length",
+        sorted_first=config.sft.curriculum in ("length", "duration"),
+        by_duration=config.sft.curriculum == "duration",
+        by_speaker=config.speech.sample_order == "speaker",
         **_length_groups(config),
         **vars(dp_rank),
     )
 
 
 def _length_groups(config: Config) -> dict[str, Any]:
-    """Return the arguments of batches by length (`batch_tokens`); empty if it is off."""
+    """Return the arguments of batches by length (`batch_tokens`, `batch_seconds`); empty if they are off."""
     section = config.acceleration
+    if config.speech.batch_seconds:
+        return {"batch_seconds": config.speech.batch_seconds, "max_batch_samples": section.max_batch_samples}
     if not section.batch_tokens:
         return {}
     return {

@@ -13,6 +13,7 @@ from typing import Any
 from erniekit.config import Config
 from erniekit.config.parameter import ConfigBuilder
 from erniekit.config.sections.codes import FITTED
+from erniekit.config.stages import STAGES
 from erniekit.data.formats.table import is_hub_dataset
 from erniekit.environment import is_importable
 from erniekit.errors import ConfigurationError, ModelFileError
@@ -28,6 +29,7 @@ def missing_paths(values: Mapping[str, Any] | Config, verb: str) -> Iterator[tup
     trains, evaluates = values["do_train"], values["do_eval"]
     read: dict[str, tuple[str, ...]] = {}
     by_hub = any(values[hub.parameter] for hub in HUBS)
+    reads_hub = verb == "codes" or not STAGES[values["stage"]].reads_codes  # hubs have no data sets of codes
     if verb == "codes":
         read["train_dataset_path"] = values["train_dataset_path"]
         folders = {"codec": FITTED, "codec_features": ("log_mel",)}
@@ -51,7 +53,9 @@ def missing_paths(values: Mapping[str, Any] | Config, verb: str) -> Iterator[tup
             read["lora_path"] = (values["lora_path"],)
     for name, paths in read.items():
         for path in filter(None, paths):
-            if os.path.exists(os.path.expanduser(path)) or (name.endswith("dataset_path") and is_hub_dataset(path)):
+            if os.path.exists(os.path.expanduser(path)) or (
+                name.endswith("dataset_path") and reads_hub and is_hub_dataset(path)
+            ):
                 continue
             inside = "" if path.startswith(("/", "~")) else f" in the current folder, {Path.cwd()}"
             yield name, f"{path} does not exist{inside}" + hub_hint(path) * (name in ("model_name_or_path", "codec"))

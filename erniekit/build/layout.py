@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from erniekit.build.adapters import adapter_plan
 from erniekit.build.parts import frozen_parts
 from erniekit.build.quantization import quantization_from
+from erniekit.build.speech import with_codes
 from erniekit.build.vocabulary import with_added_tokens
 from erniekit.config.sections.checkpoint import moment_quantization, saves_asynchronously
 from erniekit.config.sections.dpo import reference_mode
@@ -105,8 +106,9 @@ def known_model_config(config: Config) -> ModelConfig | str:
     try:
         folder = local_model_folder(config)
         if folder is None:
-            return published_model(name) or f"{name} is not here yet; training fetches it"
-        model = ModelConfig.from_folder(folder, config.basic.ignore_config_keys)
+            found = published_model(name)
+            return f"{name} is not here yet; training fetches it" if found is None else with_codes(config, found, name)
+        model = with_codes(config, ModelConfig.from_folder(folder, config.basic.ignore_config_keys), folder)
         return model if needs_paddlenlp(folder) else with_added_tokens(config, model, folder)
     except UserError as error:
         return str(error)

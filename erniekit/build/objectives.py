@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -25,10 +25,12 @@ from erniekit.config import Config
 from erniekit.config.sections.dpo import reference_mode
 from erniekit.data.batch import Batch
 from erniekit.distributed.mesh import SINGLE_PROCESS_MESH, Mesh
+from erniekit.model.architectures.speaking import code_layout, codebook_weights
 from erniekit.model.decoder import Decoder
 from erniekit.training.checkpoint.state import load_extra_state, load_state
 from erniekit.training.checkpoint.tensors import NO_TENSORS
 from erniekit.training.collectives import SINGLE_PROCESS, Ranks
+from erniekit.training.objectives.codes import ar_nar_codes, masked_codes
 from erniekit.training.objectives.objective import Objective, supervised
 from erniekit.training.objectives.preference import preference
 from erniekit.training.objectives.reference import (
@@ -124,6 +126,27 @@ def preference_objective_of_batch(config: Config, model: Decoder, batch: Batch) 
     table = np.full((1 + max(sample for row in batch.samples for sample in row), 2), np.nan, np.float32)
     precompute_missing_logps(table, [batch], model, log_prob_fn(config))
     return preference_objective(config, PrecomputedReference(table))
+
+
+def speech_objective(config: Config, model: Decoder) -> Objective:
+    """Build the loss of codes that section 2.8 describes, and log it."""
+    section, head = config.speech, head_settings(config)
+    chosen, settings = section.audio_codebook_weights, {name: head[name] for name in ("fused_head", "dense_mask")}
+    if section.tts_objective == "masked":
+        weights = np.array(chosen or codebook_weights(model.config))
+        logger.info(f"objective: masked codes, weights {_numbers(weights / weights.sum())}")
+        return masked_codes(weights.tolist(), **settings)
+    factors = chosen or (1.0,) * code_layout(model.config).levels
+    text, prompt, response = section.loss_factors
+    logger.info(
+        f"objective: AR and NAR codes, loss factors {text:g} (text), {prompt:g} (prompt), {response:g} (response; its "
+        f"levels {_numbers(factors)})"
+    )
+    return ar_nar_codes(factors, (text, prompt, response), **settings)
+
+
+def _numbers(values: Iterable[float]) -> str:
+    return " ".join(f"{value:.2g}" for value in values)
 
 
 def freeze_mtp(model: Decoder) -> None:

@@ -17,6 +17,7 @@ from erniekit.model.architectures.parts import (
     PART_NAMES,
     VISION,
     named_parts,
+    part_name,
     part_of,
     part_sizes,
     parts_of,
@@ -25,6 +26,7 @@ from erniekit.model.architectures.parts import (
 from erniekit.model.lora.config import LoraSettings, adapter_shapes
 
 if TYPE_CHECKING:
+    from erniekit.model.architectures.architecture import Architecture
     from erniekit.model.architectures.model_config import ModelConfig
 
 FROZEN_BY = {AUDIO: "freeze_audio", ALIGNER: "freeze_aligner", LLM: "freeze_llm", VISION: "freeze_vision"}
@@ -108,15 +110,15 @@ def part_notes(config: Config, model_config: ModelConfig, adapters: LoraSettings
     if adapters is None:
         trained = part_sizes(architecture, trainable_shapes(model_config, frozen))
         kept = {part: size for part, size in sizes.items() if part in frozen}
-        lines.append(f"trained: {_sized(trained)}; frozen: {_sized(kept)}")
+        lines.append(f"trained: {_sized(architecture, trained)}; frozen: {_sized(architecture, kept)}")
     else:
         trained = part_sizes(architecture, adapter_shapes(model_config, adapters))
-        lines.append(f"trained: adapters of {_sized(trained)}; frozen: {_sized(sizes)}")
+        lines.append(f"trained: adapters of {_sized(architecture, trained)}; frozen: {_sized(architecture, sizes)}")
         if frozen:
             word = " ".join(config.training.freeze_config)
             lines.append(f"`freeze_config: {word}` changes nothing: `lora: true` freezes all weights")
     if AUDIO not in trained and config.training.audio_lr_ratio != 1:
-        why = "nothing of the audio encoder is trained"
+        why = f"nothing of the {part_name(architecture, AUDIO)} is trained"
         lines.append(f"`audio_lr_ratio: {config.training.audio_lr_ratio:g}` has no effect: {why}")
     return lines
 
@@ -135,5 +137,7 @@ def _named(config: Config) -> frozenset[str]:
     return frozenset(part for part, word in FROZEN_BY.items() if word in config.training.freeze_config)
 
 
-def _sized(sizes: dict[str, int]) -> str:
-    return ", ".join(f"{PART_NAMES[part]} ({size:,} parameters)" for part, size in sizes.items()) or "nothing"
+def _sized(architecture: Architecture, sizes: dict[str, int]) -> str:
+    return (
+        ", ".join(f"{part_name(architecture, part)} ({size:,} parameters)" for part, size in sizes.items()) or "nothing"
+    )

@@ -153,3 +153,8 @@ def initial_loss_scale(config: Config) -> float | None:
     """Return `scale_loss` if the run computes in float16, else None."""
     precision = mixed_precision(config)
     return float(config.precision.scale_loss) if precision is not None and precision.dtype == "float16" else None
+
+
+def loss_scale_bounds(config: Config) -> tuple[float, float]:
+    """Return the smallest and the largest loss scale of a run in float16."""
+    return float(config.precision.min_loss_scale), float(config.precision.max_loss_scale)

@@ -33,6 +33,8 @@ from erniekit.build.input_paths import check_codec, check_paths, check_shard_pat
 from erniekit.build.layout import partition_layers
 from erniekit.build.notes import expert_parallel_notes, model_notes, pipeline_notes, run_notes
 from erniekit.build.parts import frozen_parts, part_notes
+from erniekit.build.speech import codec_of_run, with_codes
+from erniekit.build.speech_checks import check_judge, check_speech
 from erniekit.build.tokenizer import renders_dialogues, speech_of, transcription_request
 from erniekit.build.vocabulary import added_tokens, refuse_other_tokens, run_tokenizer_folder, with_added_tokens
 from erniekit.config import Config
@@ -123,6 +125,8 @@ def _check_run(
     notes: list[str] = []
     if model is not None:
         found.attempt(check_positions, config, model)
+        if config.stage.reads_codes:
+            found.attempt(check_speech, config, model)
         used = found.attempt(with_mtp_layers, model, config) or model
         notes += model_notes(config, used, model.num_nextn_predict_layers)
         notes += found.attempt(_check_shares, config, used, folder, topology, found) or []
@@ -132,6 +136,7 @@ def _check_run(
         model = used
     found.attempt(check_trackers, config)
     found.attempt(check_scoring_libraries, config)
+    found.attempt(check_judge, config)
     if reads_files and writes_output:
         ranks = None if world_size is None or topology is None else topology.dp_world_size
         found.attempt(_check_output, config, model, folder, ranks)
@@ -150,7 +155,8 @@ def _check_model_folder(config: Config, found: Findings) -> tuple[Path | None, M
     """Check the small files of the model; return its folder and its shape as far as they are known."""
     folder = found.attempt(local_model_folder, config)
     if folder is None:  # a hub's model that is not here
-        return None, published_model(config.basic.model_name_or_path)
+        published = published_model(config.basic.model_name_or_path)
+        return None, published and found.attempt(with_codes, config, published, config.basic.model_name_or_path)
     if not folder.exists():  # `check_paths` says so
         return None, None
     model = found.attempt(read_local_model, config, folder)
@@ -164,7 +170,7 @@ def _check_tokenizer(config: Config, found: Findings, folder: Path, model: Model
     """Check the tokenizer, with the tokens that the run adds, and its template where the stage or the verb renders
     dialogues. Return the model with rows for these tokens, as far as both are known."""
     if needs_paddlenlp(folder):  # opening it would import Paddle
-        return None if added_tokens(config) else model
+        return None if added_tokens(config, folder) else model
     extended = None if config.verb in ANSWERING else found.attempt(run_tokenizer_folder, config, folder)
     if extended is not None and model is not None:
         model = found.attempt(with_added_tokens, config, model, folder)
@@ -229,6 +235,8 @@ def _check_data(config: Config, found: Findings) -> None:
     """Check a command that reads the data, and of the model its tokenizer alone."""
     found.attempt(check_paths, config)
     folder = found.attempt(local_model_folder, config)
+    if config.stage.reads_codes:
+        found.attempt(codec_of_run, config)
     if folder is not None and folder.exists():
         _check_tokenizer(config, found, folder, None)
 

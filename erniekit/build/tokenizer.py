@@ -41,7 +41,7 @@ def renders_dialogues(config: Config) -> bool:
     kinds = {*config.training.train_dataset_type}
     if config.evaluation.eval_dataset_path:
         kinds |= {*config.evaluation.eval_dataset_type}
-    return not config.stage.reads_text and not kinds <= {*UNIT_KINDS}
+    return config.stage.reads_dialogues and not kinds <= {*UNIT_KINDS}
 
 
 def unit_tokens_of(config: Config, tokenizer: Tokenizer) -> UnitTokens:

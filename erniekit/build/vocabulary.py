@@ -13,6 +13,7 @@ from pathlib import Path
 
 import yaml
 
+from erniekit.build.speech import control_tokens_of
 from erniekit.build.step_count import cache_folder
 from erniekit.config import Config
 from erniekit.config.sections.vocabulary import expanded_tokens
@@ -28,9 +29,19 @@ MOST_NAMED = 3  # tokens in a message
 LONGEST_SHOWN = 200  # characters of a parameter in a message
 
 
-def added_tokens(config: Config) -> list[str]:
-    """Return the tokens of `added_tokens` and `added_token_ranges`, in the order of their ids."""
-    return expanded_tokens(config.vocabulary.added_tokens, config.vocabulary.added_token_ranges)
+def added_tokens(config: Config, folder: Path) -> list[str]:
+    """Return the tokens of `added_tokens` and `added_token_ranges` in the order of their ids, behind those of which
+    documents of speech consist.
+
+    Args:
+        folder: of the model.
+
+    Raises:
+        UserError: the codes of stage TTS are not known.
+    """
+    tokens = expanded_tokens(config.vocabulary.added_tokens, config.vocabulary.added_token_ranges)
+    control = control_tokens_of(config, folder)
+    return [*control, *(token for token in tokens if token not in control)]
 
 
 def extended_tokenizer(config: Config, folder: Path) -> ExtendedTokenizer | None:
@@ -39,7 +50,7 @@ def extended_tokenizer(config: Config, folder: Path) -> ExtendedTokenizer | None
     Raises:
         UserError: a token cannot be added, or the tokenizer cannot be used; see `extend_tokenizer`.
     """
-    tokens = added_tokens(config)
+    tokens = added_tokens(config, folder)
     return extend_tokenizer(folder, tokens, cache_folder(config)) if tokens else None
 
 

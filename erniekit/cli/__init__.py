@@ -1,7 +1,7 @@
 """The command line: dispatch a verb to its module and turn errors into exit codes.
 
-Each module `erniekit.cli.VERB` has `run(arguments: list[str]) -> int`, which returns the exit code. Only the module of
-the chosen verb is imported.
+Each module `erniekit.cli.VERB`, or the one that `MODULES` names, has `run(arguments: list[str]) -> int`, which returns
+the exit code. Only the module of the chosen verb is imported.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ VERBS = {
     "chat": "talk to a model",
     "generate": "answer prompts with a model",
     "transcribe": "write down what is said in recordings",
+    "speak": "speak texts with a model that was trained on codes of recordings",
     "codes": "turn recordings into codes of a codec, and codes into sound",
+    "import": "convert another program's configuration to one of ours",
     "export": "write a trained model to a folder that others can load",
     "split": "write a model's weights in shards of another size",
     "params": "explain a parameter, or search for one",
@@ -41,11 +43,13 @@ VERBS = {
     "version": "print the version",
     "help": "show this text, or the help of a verb",
 }
+MODULES = {"import": "import_files"}  # of verbs whose word no Python module can have
 # Words that other programs use as verbs, and the command that does the same here.
 OTHER_VERBS = {
     **dict.fromkeys(("sft", "finetune", "fine-tune", "finetuning", "pretrain", "pt", "lora", "run"), "train"),
     **dict.fromkeys(("infer", "inference", "predict"), "generate"),
     **dict.fromkeys(("asr", "recognize", "recognise"), "transcribe"),
+    **dict.fromkeys(("tts", "say", "synthesize", "synthesise"), "speak"),
     **dict.fromkeys(("evaluate", "evaluation", "test"), "eval"),
     **dict.fromkeys(("merge", "convert"), "export"),
     **dict.fromkeys(("check", "lint"), "validate"),
@@ -109,7 +113,7 @@ def _run(verb: str, words: list[str], launcher: Launcher | None) -> int:
         return USAGE
     try:
         with memory_shortage_told(verb):
-            return int(importlib.import_module(f"erniekit.cli.{verb}").run(words))
+            return int(importlib.import_module(f"erniekit.cli.{MODULES.get(verb, verb)}").run(words))
     except UserError as error:
         if launcher is None:
             print(f"error: {error}", file=sys.stderr)

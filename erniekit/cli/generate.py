@@ -150,6 +150,15 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """Add MODEL and the options that say how it is loaded, and what its chat template is told."""
+    add_source_options(parser)
+    parser.add_argument("--enable-thinking", metavar="BOOL", help="for chat templates that have this switch")
+    parser.add_argument(
+        "--chat-template-kwargs", metavar="NAME=VALUE", help="variables of the chat template, with commas between them"
+    )
+
+
+def add_source_options(parser: argparse.ArgumentParser) -> None:
     """Add MODEL and the options that say how it is loaded."""
     parser.add_argument(
         "model",
@@ -169,10 +178,6 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         "--ignore-config-keys", metavar="KEYS", help="keys of the model's config.json that change nothing: a,b"
     )
     parser.add_argument("--device", help="auto, cpu, gpu or gpu:N (default auto)")
-    parser.add_argument("--enable-thinking", metavar="BOOL", help="for chat templates that have this switch")
-    parser.add_argument(
-        "--chat-template-kwargs", metavar="NAME=VALUE", help="variables of the chat template, with commas between them"
-    )
 
 
 MODEL_PARAMETERS = ("device", "ignore_config_keys", "enable_thinking", "chat_template_kwargs")

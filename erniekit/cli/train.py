@@ -40,7 +40,8 @@ def train_parser(verb: str, description: str, epilog: str) -> argparse.ArgumentP
         "--try",
         dest="overfit_check",
         action="store_true",
-        help="check the configuration: overfit one sample of the data in under a minute, and write nothing",
+        help="check the configuration: overfit one sample of the data in under a minute, and write nothing but, of a "
+        "model that speaks, its sound into OUTPUT_DIR-try",
     )
     parser.add_argument(
         "--shrink",

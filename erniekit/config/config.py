@@ -26,6 +26,8 @@ from erniekit.config.sections.memory import MemoryParameters
 from erniekit.config.sections.moe import MoeParameters
 from erniekit.config.sections.precision import PrecisionParameters
 from erniekit.config.sections.sft import SftParameters
+from erniekit.config.sections.speaking import SpeakingParameters
+from erniekit.config.sections.speech import SpeechParameters
 from erniekit.config.sections.training import TrainingParameters
 from erniekit.config.sections.units import UnitParameters
 from erniekit.config.sections.vocabulary import VocabularyParameters
@@ -63,8 +65,10 @@ class Config:
     moe: MoeParameters
     vocabulary: VocabularyParameters
     units: UnitParameters
+    speech: SpeechParameters
     generation: GenerationParameters
     codes: CodesParameters
+    speaking: SpeakingParameters
     messages: tuple[str, ...]
     path: Path | None
     verb: str

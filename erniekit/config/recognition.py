@@ -60,7 +60,17 @@ FILES = (
         1,
     ),
     ForeignFile(
-        "this is a file of verl, which trains by reinforcement learning; ERNIEKit's stages are PT, SFT and DPO",
+        "this is the training configuration of OmniVoice; `erniekit import omnivoice TRAIN.json DATA.json` writes one "
+        "of ERNIEKit",
+        frozenset({"audio_mask_id", "num_audio_codebook", "llm_name_or_path", "drop_cond_ratio", "mask_ratio_range"}),
+    ),
+    ForeignFile(
+        "this is the configuration of a VALL-E trainer; `erniekit import vall-e CONFIG.yaml` writes one of ERNIEKit",
+        frozenset({"audio_backend", "models", "hyperparameters", "evaluation", "trainer", "dataset"}),
+        4,
+    ),
+    ForeignFile(
+        "this is a file of verl, which trains by reinforcement learning; ERNIEKit's stages are PT, SFT, DPO and TTS",
         frozenset({"actor_rollout_ref", "algorithm", "critic", "reward_model"}),
     ),
     ForeignFile(
@@ -117,7 +127,7 @@ def _vision(values: Mapping[str, Any]) -> str:
     if {"VL", "OCR"} & set(words) or values.get("enable_mm") is True or values.get("multimodal") is True:
         return (
             "this is a file for a vision-language model, and ERNIEKit trains and serves text models only; its stages "
-            "are PT, SFT and DPO"
+            "are PT, SFT, DPO and TTS"
         )
     return ""
 
@@ -159,7 +169,7 @@ VERB_OF_NAMES = {
 
 def likely_verb(names: set[str]) -> str:
     """Return the verb that a file with these names is for: it says nothing of training but how to chat or to export."""
-    if names & NAMES_OF_CODES and "model_name_or_path" not in names:
+    if names & NAMES_OF_CODES and not names & {"model_name_or_path", "stage"}:
         return "codes"
     if "output_dir" in names and names <= NAMES_OF_AN_EXPORT:
         return "export"

@@ -23,6 +23,8 @@ from erniekit.config.sections import (
     moe,
     precision,
     sft,
+    speaking,
+    speech,
     training,
     units,
     vocabulary,
@@ -44,8 +46,10 @@ SECTIONS: tuple[Section, ...] = (
     moe.SECTION,
     vocabulary.SECTION,
     units.SECTION,
+    speech.SECTION,
     generation.SECTION,
     codes.SECTION,
+    speaking.SECTION,
 )
 PARAMETERS: Mapping[str, Parameter] = {item.name: item for section in SECTIONS for item in section.parameters}
 ALIASES: Mapping[str, Alias] = {alias.name: alias for section in SECTIONS for alias in section.aliases}

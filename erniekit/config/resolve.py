@@ -163,12 +163,17 @@ def _report_without_effect(builder: ConfigBuilder, parameter: Parameter) -> None
         return
     if not _effective_verbs(builder, name) & set(parameter.verbs):
         builder.no_effect(name, f"with `erniekit {builder.verb}`; it applies to {', '.join(parameter.verbs)}")
-    elif builder["stage"] not in parameter.stages and "stage" not in builder.broken:
+    elif _has_stage(builder, name) and builder["stage"] not in parameter.stages and "stage" not in builder.broken:
         builder.no_effect(name, f"with stage {builder['stage']}")
     elif unmet := unmet_needs(parameter, builder):
         reasons = dict.fromkeys(f"{need.name} is {format_value(builder[need.name])}" for need in unmet)
         wanted = dict.fromkeys(str(need) for need in unmet)
         builder.no_effect(name, f"because {' and '.join(reasons)}; it needs {' or '.join(wanted)}")
+
+
+def _has_stage(builder: ConfigBuilder, name: str) -> bool:
+    """Return whether `name` may apply to a verb that has a stage; `erniekit codes`, for one, has none."""
+    return bool(_effective_verbs(builder, name) & set(PARAMETERS["stage"].verbs))
 
 
 def _effective_verbs(builder: ConfigBuilder, name: str) -> set[str]:

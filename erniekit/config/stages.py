@@ -21,16 +21,18 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 Key = TypeVar("Key")
-RecordKind = Literal["text", "dialogues", "pairs"]
+RecordKind = Literal["text", "dialogues", "pairs", "codes"]
 
 TOKEN_METRICS = ("eval_loss", "eval_perplexity", "eval_token_accuracy")
 PREFERENCE_METRICS = (
     "eval_loss", "eval_reward_accuracy", "eval_reward_margin", "eval_reward_chosen", "eval_preference_loss",
     "eval_logps_chosen",
 )  # fmt: skip
-GENERATION_METRICS = (  # with eval_answers
+GENERATION_METRICS = (  # of answers to held-out dialogues
     "eval_exact_match", "eval_rouge1", "eval_rouge2", "eval_rougeL", "eval_bleu", "eval_wer", "eval_cer",
 )  # fmt: skip
+SPEECH_METRICS = ("eval_loss", "eval_code_accuracy")
+SPOKEN_METRICS = ("eval_wer", "eval_cer", "eval_speaker_similarity")  # of held-out texts that are spoken
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,9 @@ class Stage:
     Attributes:
         name: the value of the parameter `stage`.
         records: the contents of one record of its data: plain `text`, one of `dialogues`, or `pairs` of a preferred and
-            a rejected answer to the same prompt.
+            a rejected answer to the same prompt, or `codes` of a recording of a text.
         metrics: the metrics of an evaluation, one of which `metric_for_best_model` names.
+        answer_metrics: those that it has, too, where `eval_answers` lets the model answer; () where it cannot.
         learning_rate: the default of `learning_rate` where all weights are trained.
         lora_learning_rate: the default of `learning_rate` where adapters are trained.
         needs_reference: whether its losses may compare the model with a reference model.
@@ -50,6 +53,7 @@ class Stage:
     name: str
     records: RecordKind
     metrics: tuple[str, ...] = TOKEN_METRICS
+    answer_metrics: tuple[str, ...] = GENERATION_METRICS
     learning_rate: float = 3e-5
     lora_learning_rate: float = 3e-4
     needs_reference: bool = False
@@ -64,11 +68,21 @@ class Stage:
         """Whether its records are pairs of answers."""
         return self.records == "pairs"
 
+    @property
+    def reads_codes(self) -> bool:
+        """Whether its records are codes of recordings: the model speaks, and needs no chat template."""
+        return self.records == "codes"
+
+    @property
+    def reads_dialogues(self) -> bool:
+        """Whether its records are dialogues, or pairs of answers in one, which a chat template renders."""
+        return self.records in ("dialogues", "pairs")
+
 
 STAGES: Mapping[str, Stage] = {
     stage.name: stage
     for stage in (
-        Stage("PT", "text"),
+        Stage("PT", "text", answer_metrics=()),
         Stage("SFT", "dialogues"),
         Stage(
             "DPO",
@@ -78,15 +92,29 @@ STAGES: Mapping[str, Stage] = {
             lora_learning_rate=1e-5,
             needs_reference=True,
         ),
+        Stage(
+            "TTS",
+            "codes",
+            metrics=SPEECH_METRICS,
+            answer_metrics=SPOKEN_METRICS,
+            learning_rate=1e-4,
+            lora_learning_rate=1e-4,
+        ),
     )
 }
 ALL_STAGES = tuple(STAGES)
-DIALOGUE_STAGES = tuple(name for name, stage in STAGES.items() if not stage.reads_text)
+ANSWERING_STAGES = tuple(name for name, stage in STAGES.items() if stage.answer_metrics)
+WORD_STAGES = tuple(name for name, stage in STAGES.items() if not stage.reads_codes)  # which predict words alone
 
 
 def stages_by_metrics() -> dict[tuple[str, ...], list[str]]:
     """Return the metrics of evaluations with the names of the stages that report them."""
     return _group((stage.metrics, stage.name) for stage in STAGES.values())
+
+
+def stages_by_answer_metrics() -> dict[tuple[str, ...], list[str]]:
+    """Return the metrics of answers with the names of the stages that report them."""
+    return _group((stage.answer_metrics, stage.name) for stage in STAGES.values() if stage.answer_metrics)
 
 
 def stages_by_learning_rate() -> dict[float, list[str]]:

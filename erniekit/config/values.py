@@ -104,9 +104,18 @@ def _split_at_commas(raw: Any) -> Any:
     return raw
 
 
+def _in_parts(raw: Any) -> Any:
+    return [raw] if isinstance(raw, (int, float)) and not isinstance(raw, bool) else _split_at_commas(raw)
+
+
 def _read_numbers(raw: Any) -> Any:
-    parts = [raw] if isinstance(raw, (int, float)) and not isinstance(raw, bool) else _split_at_commas(raw)
+    parts = _in_parts(raw)
     return [read_number(part) for part in parts] if isinstance(parts, list) else parts
+
+
+def _read_integers(raw: Any) -> Any:
+    parts = _in_parts(raw)
+    return [read_integer(part) for part in parts] if isinstance(parts, list) else parts
 
 
 def _read_segments(raw: Any) -> Any:
@@ -174,6 +183,19 @@ NUMBERS = ValueType(
     {"type": "array", "items": {"type": "number"}, "minItems": 1},
     ({"type": "string"}, {"type": "number"}, {"type": "array", "items": _NUMBER_TEXT}),
 )
+OPTIONAL_NUMBERS = replace(
+    NUMBERS,
+    expected="finite numbers, either comma-separated or a YAML list",
+    schema={"type": "array", "items": {"type": "number"}},
+)
+INTEGERS = ValueType(
+    "comma-separated list of integers",
+    "integers, either comma-separated or a YAML list",
+    _read_integers,
+    {"type": "array", "items": {"type": "integer", "maximum": LARGEST_INTEGER}, "uniqueItems": True},
+    ({"type": "string"}, {"type": "integer"}, {"type": "array", "items": _INTEGER_TEXT}),
+)
+REPEATABLE_WORDS = replace(WORDS, schema={"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1})
 SEGMENTS = ValueType(
     "string or list of integers",
     "`uniform`, `layer:ClassName` or a list of layer indices such as [0, 29, 57]",

@@ -44,9 +44,9 @@ def encode_aligned_units(
 ) -> Iterator[tuple[int, Sample]]:
     """Yield for each record the tokens of its units and words, with its line; see `interleave.InterleavedSource`."""
     del recordings
-    source, settings, counts, problems = run
-    tokenizer, interleaving = settings.tokenizer, settings.interleaving
-    assert interleaving is not None, "the run has sources of aligned units"
+    source, settings, counts, problems, _ = run
+    tokenizer, interleaving = settings.tokenizer, settings.drawing
+    assert isinstance(interleaving, Interleaving), "the run has sources of aligned units"
     placed: list[tuple[int, AlignedUnits, list[PlacedWord]]] = []
     for line, record in block:
         assert isinstance(record, AlignedUnits)

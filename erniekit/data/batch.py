@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import IntEnum
 
 import numpy as np
 
@@ -49,19 +50,21 @@ class ArraySpec:
         return np.pad(array, widths, constant_values=self.pad)
 
 
-def extend_padding(indices_B1S1: np.ndarray, widths: PadWidths) -> np.ndarray:
-    """Pad FlashMask's indices: new columns hold the start of their row's padding, as its last column does; new rows
-    hold 0."""
-    rows, *columns = widths
-    longer = np.pad(indices_B1S1, [(0, 0), *columns], mode="edge")
-    return np.pad(longer, [rows, *[(0, 0)] * len(columns)])
+def extend_padding(indices_B1Sn: np.ndarray, widths: PadWidths) -> np.ndarray:
+    """Pad FlashMask's indices: new columns hold the start of their row's padding, as its last column does in the first
+    of its values; new rows hold 0."""
+    rows, _, columns, _ = widths
+    length, values = indices_B1Sn.shape[2:]
+    longer = np.pad(indices_B1Sn[..., :1], [(0, 0), (0, 0), columns, (0, values - 1)], mode="edge")
+    longer[:, :, :length] = indices_B1Sn
+    return np.pad(longer, [rows, (0, 0), (0, 0), (0, 0)])
 
 
 ARRAY_SPECS: dict[str, ArraySpec] = {
     "input_ids": ArraySpec("int64", "BS", 0),
     "position_ids": ArraySpec("int64", "BS", 0),
     "labels": ArraySpec("int64", "BS", IGNORE_INDEX),
-    "startend_row_indices": ArraySpec("int32", "B1S1", extend_padding),
+    "startend_row_indices": ArraySpec("int32", "B1Sn", extend_padding),
     "answers": ArraySpec("int32", "BS", -1),
     "score_differences": ArraySpec("float32", "P", 0),
     # Of batches for a model with an audio encoder: A windows of T frames with M mel bins, the frames of sound in each
@@ -70,6 +73,11 @@ ARRAY_SPECS: dict[str, ArraySpec] = {
     "audio_features": ArraySpec("float32", "AMT", 0),
     "audio_frames": ArraySpec("int32", "A", 0),
     "audio_states": ArraySpec("int64", "BS", -1),
+    # Of batches of codes, C levels: the rows of the model's code tables that each position reads, and the code of each
+    # level that it should predict; `CodePart` says what the targets of a position belong to.
+    "codes": ArraySpec("int64", "BSC", -1),
+    "code_labels": ArraySpec("int64", "BSC", IGNORE_INDEX),
+    "code_part": ArraySpec("int8", "BS", 0),
 }
 
 
@@ -117,6 +125,37 @@ class PairSpans:
         return len(self.score_differences)
 
 
+class CodePart(IntEnum):
+    """What the targets of a position belong to, of batches for objectives that weigh these parts."""
+
+    NONE = 0
+    TEXT = 1
+    PROMPT = 2
+    RESPONSE = 3
+    TRANSCRIPT = 4
+
+
+@dataclass(frozen=True, slots=True)
+class CodeTargets:
+    """What the positions of a micro-batch of codes read and predict; a view of its arrays.
+
+    Attributes:
+        codes: int64[B, S, C]; rows of the model's code tables whose sum a position reads, -1 for none. A position
+            without any reads its token.
+        labels: int64[B, S, C]; the code of level c that a position should predict, -100 for none.
+        part: int8[B, S], the `CodePart` of each position's targets; None where the objective does not ask.
+    """
+
+    codes: np.ndarray
+    labels: np.ndarray
+    part: np.ndarray | None
+
+    @property
+    def counts(self) -> np.ndarray:
+        """int64[C], the number of labels of each level."""
+        return np.count_nonzero(self.labels != IGNORE_INDEX, axis=(0, 1))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
     """One micro-batch of B rows, each a pack of documents, padded to the longest row (S positions).
@@ -127,14 +166,17 @@ class Batch:
             position_ids: int64[B, S], from 0 in each document; 0 in the padding. In both answers of a pair they
                 continue those of the prompt.
             labels: int64[B, S], already shifted; -100 where nothing is trained.
-            startend_row_indices: int32[B, 1, S, 1], FlashMask's causal form: for each key column the first query row
-                that may not see it, the end of its document. The columns of a pair's chosen answer end where its
-                rejected one begins. The columns of the padding hold its start: no row sees them, and the rows of the
-                padding see nothing.
-            Batches of pairs also have those of `PairSpans`.
+            startend_row_indices: int32[B, 1, S, n]. With n = 1 FlashMask's causal form: for each key column the first
+                query row that may not see it, the end of its document. The columns of a pair's chosen answer end where
+                its rejected one begins. With n = 2 its form without causality, in which documents that are read both
+                ways share a row with causal ones: the same row, and the first row that may see the column (see
+                `collate.columns`). The columns of the padding hold its start in every value: no row sees them, and the
+                rows of the padding see nothing.
+            Batches of pairs also have those of `PairSpans`, batches of codes those of `CodeTargets`.
         samples: dataset indices of the documents in each row; an empty row holds padding only.
         token_count: the number of positions without padding.
-        target_count: the number of positions with a label.
+        target_count: the number of labels; a position may have one for each level of codes.
+        seconds: the length of the recordings that were encoded beforehand, as codes.
 
     Raises:
         ValueError: an array has no specification, or does not follow it; the message names the array.
@@ -144,6 +186,7 @@ class Batch:
     samples: tuple[tuple[int, ...], ...]
     token_count: int
     target_count: int
+    seconds: float = 0.0
 
     def __post_init__(self) -> None:
         for name, array in self.arrays.items():
@@ -193,9 +236,9 @@ class Batch:
 
     @property
     def audio_seconds(self) -> float:
-        """The length of its recordings, in seconds; 0.0 where the model has no audio encoder."""
+        """The length of its recordings, in seconds; 0.0 where there are none."""
         frames = int(self.arrays["audio_frames"].sum()) if "audio_frames" in self.arrays else 0
-        return frames * AudioInputs.hop / AudioInputs.sampling_rate
+        return self.seconds + frames * AudioInputs.hop / AudioInputs.sampling_rate
 
     @property
     def pairs(self) -> PairSpans | None:
@@ -203,6 +246,13 @@ class Batch:
         if "answers" not in self.arrays:
             return None
         return PairSpans(self.arrays["answers"], self.arrays["score_differences"])
+
+    @property
+    def codes_view(self) -> CodeTargets | None:
+        """What the positions of a batch of codes read and predict; None where the samples have no codes."""
+        if "codes" not in self.arrays:
+            return None
+        return CodeTargets(self.arrays["codes"], self.arrays["code_labels"], self.arrays.get("code_part"))
 
     def with_arrays(self, **arrays: np.ndarray) -> Batch:
         """Return the batch with further arrays, or with others in the place of its own."""

@@ -12,29 +12,27 @@ from pathlib import Path
 
 import numpy as np
 
-from erniekit.data.alignment_facts import ALIGNMENTS, AlignmentFiles, alignments_unchanged
+from erniekit.data.alignment_facts import AlignmentFiles
+from erniekit.data.cache_key import cache_key, cache_name, is_current, unreadable
+from erniekit.data.code_reader import SPEECH, SpeechFacts, code_reader
 from erniekit.data.conversation import Source, check_probabilities
 from erniekit.data.dataset_report import DatasetReport, SourceReport, describe_skipped, length_percentiles
+from erniekit.data.drawing import Drawing, EpochSource
 from erniekit.data.encode import MIN_SCORE_DIFFERENCE
-from erniekit.data.formats.files import file_problem
-from erniekit.data.formats.media_paths import media_folders
 from erniekit.data.formats.problems import ProblemList, RecordProblem, SkippedRecords, SourceProblems
 from erniekit.data.formats.registry import FORMATS, PAIR_KINDS
-from erniekit.data.formats.table import hub_files, is_hub_dataset
 from erniekit.data.formats.unused_fields import UnusedField, UnusedFields
-from erniekit.data.interleave import InterleavedSource, Interleaving
 from erniekit.data.media.clip import AudioInputs
 from erniekit.data.packed import DataFingerprint, PackedIndex, open_packed
 from erniekit.data.recording_facts import RecordingFacts, audio_counts, recordings_unchanged, sound_digest
+from erniekit.data.speech_samples import SpeechIndex, SpeechSettings
 from erniekit.data.templates.ernie import IGNORE_INDEX, Sample, Template
-from erniekit.data.token_cache import FORMAT_VERSION, MANIFEST, Metadata, TokenArrays, TokenWriter, open_or_build
+from erniekit.data.token_cache import MANIFEST, Metadata, TokenArrays, TokenWriter, open_or_build
 from erniekit.data.tokenize import RecordCounts, TokenizationSettings, tokenise
 from erniekit.data.tokenizers.tokenizer import Tokenizer
-from erniekit.data.units import ALIGNED_UNITS
+from erniekit.data.units import ALIGNED_UNITS, CODES
 from erniekit.errors import DataError
 
-# Increase when the same records of a kind give other samples: then runs are not resumed and caches not used.
-SAMPLES_VERSIONS = {"messages": 4, "alpaca": 2, "messages preferences": 2, "alpaca preferences": 2}  # 1 for all others
 SKIPPED_FILE = "skipped.txt"
 WORDS_DIGEST = "words"  # of the metadata of aligned units: what their words and tokens are, wherever they lie
 
@@ -67,10 +65,10 @@ class Dataset:
         pairs: bool = False,
         packed: PackedIndex | None = None,
         audio: AudioInputs | None = None,
-        interleaving: Interleaving | None = None,
+        drawing: Drawing | None = None,
     ) -> None:
         self.audio = audio
-        self.interleaving = interleaving
+        self.drawing = drawing
         self.sources = tuple(sources)
         self.pad_id = pad_id
         self.pairs = pairs
@@ -81,10 +79,11 @@ class Dataset:
         self._first = [0, *np.cumsum(counts).tolist()]  # first sample of each source
         self._lengths = np.concatenate([np.diff(tokens.offsets).astype(np.int32) for tokens in arrays])
         self.source_of = np.repeat(np.arange(len(counts), dtype=np.int16), counts)
-        self._interleaved = {
-            number: InterleavedSource(tokens, interleaving, number)
+        self._readers = tuple(code_reader(tokens) for tokens in arrays)
+        self._drawn: dict[int, EpochSource] = {
+            number: drawing.source(tokens, number, self._readers[number])
             for number, (source, tokens) in enumerate(zip(self.sources, arrays, strict=True))
-            if source.kind == ALIGNED_UNITS and interleaving is not None
+            if drawing is not None and source.kind == drawing.kind and len(tokens.lines)
         }
 
     def __len__(self) -> int:
@@ -97,18 +96,57 @@ class Dataset:
     @property
     def varies(self) -> bool:
         """Whether samples differ from epoch to epoch."""
-        return bool(self._interleaved)
+        return bool(self._drawn)
 
     @property
     def lengths(self) -> np.ndarray:
         return self.lengths_in(0)
+
+    @property
+    def levels(self) -> int:
+        """The levels of the codes that batches have; 0: none."""
+        return 0 if self.drawing is None else self.drawing.levels
+
+    @cached_property
+    def speaker_of(self) -> np.ndarray:
+        """int32[n], the number of each recording's speaker over all sources; -1: not known, or no recording."""
+        numbers: dict[str, int] = {}
+        speakers = np.full(len(self), -1, np.int32)
+        for first, reader in zip(self._first, self._readers, strict=False):
+            if reader is None:
+                continue
+            own = [numbers.setdefault(name, len(numbers)) for name in reader.facts.speakers]
+            of = reader.speaker()
+            known = np.flatnonzero(of >= 0)
+            speakers[first + known] = np.array(own, np.int32)[of[known]]
+        return speakers
+
+    @cached_property
+    def milliseconds(self) -> np.ndarray:
+        """int32[n], the length of each recording as codes; 0: not known."""
+        found = np.zeros(len(self), np.int32)
+        for first, reader in zip(self._first, self._readers, strict=False):
+            if reader is not None:
+                found[first : first + len(reader)] = reader.milliseconds()
+        return found
+
+    def codes(self, index: int) -> np.ndarray:
+        """Return the codes of a recording, as they are before anything is drawn: int32[C, T].
+
+        Raises:
+            DataError: the shard in which they lie was changed.
+        """
+        source = int(self.source_of[index])
+        reader = self._readers[source]
+        assert reader is not None, "the sample is a recording as codes"
+        return reader.codes(index - self._first[source])
 
     def lengths_in(self, epoch: int) -> np.ndarray:
         """Return the positions of each sample in an epoch: int32[n]; 0 for one that is left out of it."""
         if not self.varies:
             return self._lengths
         lengths = self._lengths.copy()
-        for number, source in self._interleaved.items():
+        for number, source in self._drawn.items():
             lengths[self._first[number] : self._first[number + 1]] = source.lengths(epoch).positions
         return lengths
 
@@ -116,13 +154,13 @@ class Dataset:
     def longest(self) -> np.ndarray:
         """int32[n], the positions that each sample has at most in any epoch."""
         lengths = self._lengths.copy()
-        for number, source in self._interleaved.items():
+        for number, source in self._drawn.items():
             lengths[self._first[number] : self._first[number + 1]] = source.longest
         return lengths
 
     def too_long_in(self, epoch: int) -> tuple[int, int]:
         """Return how many samples are too long in an epoch and left out of it, and how many lose segments in it."""
-        found = [source.lengths(epoch) for source in self._interleaved.values()]
+        found = [source.lengths(epoch) for source in self._drawn.values()]
         return sum(lengths.left_out for lengths in found), sum(lengths.shortened for lengths in found)
 
     def sample(self, index: int, epoch: int = 0) -> Sample:
@@ -132,15 +170,18 @@ class Dataset:
             epoch: in which a sample that differs from epoch to epoch is wanted.
         """
         tokens, offset = self._locate(index)
-        interleaved = self._interleaved.get(int(self.source_of[index]))
-        return tokens.sample(offset) if interleaved is None else interleaved.sample(offset, epoch)
+        drawn = self._drawn.get(int(self.source_of[index]))
+        return tokens.sample(offset) if drawn is None else drawn.sample(offset, epoch)
 
     def location(self, index: int) -> str:
         """Return the origin of a sample, as "file.jsonl:17"."""
         if self.packed is not None:
             path = self.packed.files[self.packed.file_of[index]]
         else:
-            path = str(self.sources[self.source_of[index]].path)
+            number = int(self.source_of[index])
+            reader = self._readers[number]
+            path = "" if reader is None else reader.records_file(index - self._first[number])
+            path = path or str(self.sources[number].path)
         return f"{path}:{self.line(index)}"
 
     def line(self, index: int) -> int:
@@ -166,6 +207,7 @@ class Dataset:
                     tokens=int(own_lengths[number].sum(dtype=np.int64)),
                     lengths=length_percentiles(own_lengths[number]),
                     audio=audio_counts(tokens.metadata),
+                    speech=SpeechFacts.of(tokens.metadata),
                     part="" if source.split is None else str(source.split),
                 )
                 for number, (source, tokens) in enumerate(zip(self.sources, self.source_arrays, strict=True))
@@ -173,11 +215,11 @@ class Dataset:
         )
 
     def _counts(self, number: int) -> dict[str, int]:
-        """Return the counts of a source; of one that is interleaved, every token of epoch 0 is a target."""
+        """Return the counts of a source; of one that is drawn, what every position of epoch 0 predicts."""
         counts: dict[str, int] = self.source_arrays[number].metadata["counts"]
-        if number not in self._interleaved:
+        if number not in self._drawn:
             return counts
-        return {**counts, "targets": int(self._interleaved[number].lengths(0).positions.sum(dtype=np.int64))}
+        return {**counts, "targets": int(self._drawn[number].lengths(0).positions.sum(dtype=np.int64))}
 
     def _locate(self, index: int) -> tuple[TokenArrays, int]:
         if not 0 <= index < len(self):
@@ -199,7 +241,8 @@ def open_dataset(
     on_bad_record: str = "stop",
     split_multi_turn: bool | None = None,
     audio: AudioInputs | None = None,
-    interleaving: Interleaving | None = None,
+    drawing: Drawing | None = None,
+    speech: SpeechSettings | None = None,
 ) -> Dataset:
     """Open the tokenised samples of all sources; tokenise what is not in the cache, one block at a time.
 
@@ -217,7 +260,8 @@ def open_dataset(
             (an empty answer, a pair of equal answers) are always skipped.
         split_multi_turn: see templates.samples.render_samples.
         audio: what the model's audio encoder takes; None: it has none, and records with recordings are problems.
-        interleaving: how sources of aligned units become samples; None: there is none.
+        drawing: how the records of a kind become samples that differ from epoch to epoch; None: none do.
+        speech: what recordings as codes must be like; None: there are none.
 
     Raises:
         DataError: a record of any source is malformed (the first 20 are shown, all are counted), probabilities
@@ -234,7 +278,8 @@ def open_dataset(
         on_bad_record=on_bad_record,
         split_multi_turn=split_multi_turn,
         audio=audio,
-        interleaving=interleaving,
+        drawing=drawing,
+        speech=speech,
     )
     problems = ProblemList()
     arrays = []
@@ -243,28 +288,24 @@ def open_dataset(
         if source.probability == 0:
             arrays.append(_no_samples())
             continue
-        unreadable = None if is_hub_dataset(source.path) else file_problem(source.path)
-        if unreadable is not None:
-            problems.add(unreadable)
+        if (problem := unreadable(source)) is not None:
+            problems.add(problem)
             continue
         try:
-            key = _cache_key(source, settings)
+            key = cache_key(source, settings)
         except OSError as error:
             problems.add(RecordProblem(str(source.path), 0, "file", "a readable file", error.strerror or str(error)))
             continue
         fingerprint.update(repr((key, source.probability)).encode())
-        # Whatever the policy, the sound records give the same samples; but a folder must not hide from "stop" what
-        # "skip" left out.
-        name = f"{key}-{FORMAT_VERSION}{_place(source, settings)}{'-skip' if settings.skips_bad_records else ''}"
-        folder = Path(cache_dir) / name
+        folder = Path(cache_dir) / cache_name(key, source, settings)
         try:
-            is_current = partial(_is_current, settings, folder)
-            tokens = open_or_build(folder, _builder(source, settings, problems), is_current)
+            build = _builder(source, settings, problems)
+            tokens = open_or_build(folder, build, partial(is_current, settings, folder))
         except _SourceSkippedError:
             continue
         fingerprint.update(sound_digest(tokens.metadata).encode())
-        if source.kind == ALIGNED_UNITS and interleaving is not None:
-            fingerprint.update(repr((tokens.metadata[WORDS_DIGEST], interleaving.fingerprint)).encode())
+        if drawing is not None and source.kind == drawing.kind:
+            fingerprint.update(repr((_content_digest(tokens.metadata), drawing.fingerprint)).encode())
         if tokens.metadata.get("skipped"):
             tokens.metadata["skipped_file"] = str(folder / SKIPPED_FILE)
         arrays.append(tokens)
@@ -277,7 +318,7 @@ def open_dataset(
         fingerprint=fingerprint.hexdigest(),
         pairs=pairs,
         audio=audio,
-        interleaving=interleaving,
+        drawing=drawing,
     )
     _check_split(dataset)
     for report in dataset.report.sources:
@@ -286,6 +327,11 @@ def open_dataset(
         if report.probability and not report.samples and report.skipped == report.read:
             none = f"{report.path}: none of its {report.read:,} records trains anything"
             raise DataError("\n".join([*describe_skipped(report), none]))
+        if report.probability and not report.samples and report.outside == report.read:
+            raise DataError(
+                f"{report.path}: none of its {report.read:,} recordings has a duration within duration_range\n"
+                "  Write a wider one, or remove the file."
+            )
         if report.probability and not report.samples:
             prompts_too_long = report.long_prompts == report.dropped
             limit = f"max_prompt_len {max_prompt_len:,}" if prompts_too_long else f"max_seq_len {max_seq_len:,}"
@@ -347,13 +393,16 @@ def _builder(
 ) -> Callable[[TokenWriter], Metadata]:
     def build(writer: TokenWriter) -> Metadata:
         problems_before = problems.total
+        speech = SpeechIndex(source.path) if source.kind == CODES else None
         counts, unused, targets = RecordCounts(), UnusedFields(FORMATS[source.kind]), 0
-        skipped = SkippedRecords(writer.folder / SKIPPED_FILE)
+        skipped = SkippedRecords(writer.folder / SKIPPED_FILE, source.path)
         recordings = RecordingFacts(settings.audio.sampling_rate if settings.audio else 1)
         own_problems = SourceProblems(problems, skipped, settings.skips_bad_records)
         alignments, words = AlignmentFiles(), hashlib.blake2b(digest_size=8)
         try:
-            for samples, lines in tokenise(source, settings, counts, unused, own_problems, files=alignments):
+            for samples, lines in tokenise(
+                source, settings, counts, unused, own_problems, files=alignments, speech=speech
+            ):
                 if problems.total == problems_before:  # after a problem, only look for further problems
                     writer.append(samples, lines)
                     targets += sum(int(np.count_nonzero(sample.labels != IGNORE_INDEX)) for sample in samples)
@@ -368,7 +417,8 @@ def _builder(
         counts.skipped = skipped.count
         metadata = _build_metadata(counts, targets, unused.found())
         aligned = {WORDS_DIGEST: words.hexdigest()} if source.kind == ALIGNED_UNITS else {}
-        own = {**recordings.metadata(), **alignments.write(writer.folder), **aligned}
+        spoken = {} if speech is None or settings.speech is None else speech.metadata(settings.speech)
+        own = {**recordings.metadata(), **alignments.write(writer.folder), **aligned, **spoken}
         return {**metadata, "skipped": skipped.first, **own}
 
     return build
@@ -378,36 +428,9 @@ def _build_metadata(counts: RecordCounts, targets: int, unused: list[UnusedField
     return {"counts": {**asdict(counts), "targets": targets}, "unused_fields": unused}
 
 
-def _cache_key(source: Source, settings: TokenizationSettings) -> str:
-    """Return a digest that identifies the source's samples, independent of its path."""
-    digest = hashlib.blake2b(digest_size=16)
-    for path in hub_files(source.path) if is_hub_dataset(source.path) else [source.path]:
-        with open(path, "rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
-    split = () if source.split is None else (source.split,)
-    version = SAMPLES_VERSIONS.get(source.kind, 1)
-    digest.update(repr((version, source.kind, *settings.key(source.kind), *split)).encode())
-    return digest.hexdigest()
-
-
-def _place(source: Source, settings: TokenizationSettings) -> str:
-    """Return what the name of a cache folder says of where the recordings lie, which are stored by their paths; ""
-    where the model reads none. Not of the samples: a run may go on with the same data in another place."""
-    if settings.audio is None and source.kind != ALIGNED_UNITS:  # whose words may lie in other files
-        return ""
-    in_cache = is_hub_dataset(source.path) and not source.media_dir  # of the hub's client
-    folders = () if in_cache else media_folders(source.path, source.media_dir)
-    return "-" + hashlib.blake2b(repr(folders).encode(), digest_size=4).hexdigest()
-
-
-def _is_current(settings: TokenizationSettings, folder: Path, arrays: TokenArrays) -> bool:
-    """Return whether the recordings and alignments are as they were. Those of skipped records are not known: look
-    again."""
-    reads_files = settings.audio or ALIGNMENTS in arrays.metadata
-    if reads_files and settings.skips_bad_records and arrays.metadata.get("skipped"):
-        return False
-    return recordings_unchanged(arrays) and alignments_unchanged(folder, arrays.metadata)
+def _content_digest(metadata: Metadata) -> str:
+    """Return what changes with the content of records from which samples are drawn, wherever they lie."""
+    return str(metadata[SPEECH]["digest"] if SPEECH in metadata else metadata[WORDS_DIGEST])
 
 
 def _check_split(dataset: Dataset) -> None:

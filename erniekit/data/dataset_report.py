@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from erniekit.data.code_reader import SpeechFacts
 from erniekit.data.formats.registry import FORMATS, PAIR_KINDS
 from erniekit.data.formats.unused_fields import UnusedField, describe_unused
-from erniekit.data.recording_facts import AudioCounts
+from erniekit.data.recording_facts import AudioCounts, duration
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,8 @@ class SourceReport:
         first_skipped: line and problem of the first of them.
         skipped_file: the text file that lists all of them; "" if there are none.
         audio: the recordings of the samples; None if they have none.
+        speech: of recordings as codes; None for other sources.
+        outside: of these, those whose duration is outside of duration_range.
         part: the part of the file that is read, in words; "" if all of it is.
     """
 
@@ -58,15 +61,17 @@ class SourceReport:
     plain_control: int = 0
     audio: AudioCounts | None = None
     part: str = ""
+    speech: SpeechFacts | None = None
+    outside: int = 0
 
     @property
     def kept(self) -> int:
-        return self.read - self.dropped - self.skipped
+        return self.read - self.dropped - self.skipped - self.outside
 
     @property
     def loses_something(self) -> bool:
         """Whether records are left out or shortened, or fields not used."""
-        return bool(self.dropped or self.skipped or self.truncated or self.unused_fields)
+        return bool(self.dropped or self.outside or self.skipped or self.truncated or self.unused_fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +109,7 @@ def _describe(source: SourceReport) -> str:
         f"{count:,} {what}"
         for count, what in (
             (source.dropped - source.long_prompts, "dropped (longer than max_seq_len)"),
+            (source.outside, "dropped (outside of duration_range)"),
             (source.long_prompts, "dropped (their last question is longer than max_prompt_len)"),
             (source.truncated, "shortened by dropping their oldest turns"),
             (source.split, "split into several samples"),
@@ -121,8 +127,7 @@ def _describe(source: SourceReport) -> str:
     lines = [
         f"{source.path} ({source.kind}{share}{part}): {source.read:,} records, {source.kept:,} kept"
         f"{''.join(f', {change}' for change in changes)}",
-        f"{source.samples:,} {samples}, {source.tokens:,} tokens of which {source.targets:,} are targets "
-        f"({source.targets / max(1, source.tokens):.0%}); length p50 {middle:,}, p95 {high:,}, longest {longest:,}",
+        f"{_describe_content(source, samples)}; length p50 {middle:,}, p95 {high:,}, longest {longest:,}",
         *([str(source.audio)] if source.audio is not None else []),
         *describe_skipped(source),
         *(describe_unused(FORMATS[source.kind], source.unused_fields) if source.kind in FORMATS else ()),
@@ -130,8 +135,25 @@ def _describe(source: SourceReport) -> str:
     return "\n  ".join(lines)
 
 
+def _describe_content(source: SourceReport, samples: str) -> str:
+    speech = source.speech
+    if speech is None:
+        return (
+            f"{source.samples:,} {samples}, {source.tokens:,} tokens of which {source.targets:,} are targets "
+            f"({source.targets / max(1, source.tokens):.0%})"
+        )
+    alone = f" ({speech.alone:,} recordings have no other of their speaker)" if speech.alone else ""
+    return (
+        f"{source.samples:,} recordings, {duration(speech.seconds)} of sound, {len(speech.speakers):,} named "
+        f"speaker{'s' * (len(speech.speakers) != 1)}{alone}; {source.tokens:,} positions in the first epoch"
+    )
+
+
 def describe_skipped(source: SourceReport) -> list[str]:
-    lines = [f"skipped {source.path}:{line}: {problem}" for line, problem in source.first_skipped]
+    lines = [
+        f"skipped {source.path}:{line}: {problem}" if line else f"skipped {problem}"
+        for line, problem in source.first_skipped
+    ]
     if source.skipped > len(lines):
         lines.append(f"... and {source.skipped - len(lines):,} more")
     return [*lines, f"all skipped records: {source.skipped_file}"] if source.skipped_file else lines

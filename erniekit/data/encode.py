@@ -16,6 +16,7 @@ from erniekit.data.media.clip import Clip
 from erniekit.data.pairs import RenderedPair, assemble_pair, render_pair, render_pairs
 from erniekit.data.placeholders import Recordings, clips_of
 from erniekit.data.ready_tokens import encode_token_ids
+from erniekit.data.speech_samples import encode_speech
 from erniekit.data.templates.ernie import (
     Sample,
     Segment,
@@ -26,9 +27,10 @@ from erniekit.data.templates.ernie import (
 )
 from erniekit.data.templates.samples import render_samples
 from erniekit.data.tokenizers.breaks import BREAK
-from erniekit.data.units import ALIGNED_UNITS
+from erniekit.data.units import ALIGNED_UNITS, CODES
 
 if TYPE_CHECKING:
+    from erniekit.data.speech_samples import SpeechIndex
     from erniekit.data.tokenize import NumberedRecord, RecordCounts, TokenizationSettings
 
     BlockEncoder = Callable[[list[NumberedRecord], Recordings, "SourceRun"], Iterator[tuple[int, Sample]]]
@@ -37,12 +39,17 @@ MIN_SCORE_DIFFERENCE = 1e-30  # a smaller difference is 0 in float32, and its lo
 
 
 class SourceRun(NamedTuple):
-    """One source while its records become samples: how they do, and what is counted and wrong so far."""
+    """One source while its records become samples: how they do, and what is counted and wrong so far.
+
+    Attributes:
+        speech: takes the facts of recordings as codes; None for other sources.
+    """
 
     source: Source
     settings: TokenizationSettings
     counts: RecordCounts
     problems: SourceProblems
+    speech: SpeechIndex | None = None
 
 
 def encoder_of(kind: str) -> BlockEncoder:
@@ -54,13 +61,15 @@ def encoder_of(kind: str) -> BlockEncoder:
         return encode_token_ids
     if kind == ALIGNED_UNITS:
         return encode_aligned_units
+    if kind == CODES:
+        return encode_speech
     return _encode_preferences if kind in PAIR_KINDS else _encode_conversations
 
 
 def _encode_texts(block: list[NumberedRecord], recordings: Recordings, run: SourceRun) -> Iterator[tuple[int, Sample]]:
     """Encode plain texts. Every token is a target: labels are shifted before a long text is cut."""
     del recordings
-    source, settings, counts, problems = run
+    source, settings, counts, problems, _ = run
     texts = [settings.tokenizer.answer_text(record.text) for _, record in block if isinstance(record, PlainText)]
     counts.plain_control += sum(BREAK in text for text in texts)
     encoded = settings.tokenizer.encode_batch(texts)
@@ -80,7 +89,7 @@ def _encode_conversations(
     block: list[NumberedRecord], recordings: Recordings, run: SourceRun
 ) -> Iterator[tuple[int, Sample]]:
     """Encode dialogues; what is too long is dropped, shortened or refused, as `over_length` says."""
-    source, settings, counts, problems = run
+    source, settings, counts, problems, _ = run
     assert settings.template is not None
     conversations = [record for _, record in block if isinstance(record, Conversation)]
     rendered = []
@@ -128,7 +137,7 @@ def _encode_preferences(
     block: list[NumberedRecord], recordings: Recordings, run: SourceRun
 ) -> Iterator[tuple[int, Sample]]:
     """Encode pairs; their prompts lose their oldest rounds first."""
-    source, settings, counts, problems = run
+    source, settings, counts, problems, _ = run
     assert settings.template is not None
     usable = []
     for line, record in block:

@@ -8,7 +8,7 @@ from typing import Any
 
 from erniekit.data.batch import Batch
 from erniekit.data.dataset import Dataset
-from erniekit.data.sampler import BatchSource, StepPlan, local_batches
+from erniekit.data.sampler import BatchSource, StepPlan, local_batches, takes_recordings
 from erniekit.errors import DataError
 
 
@@ -37,10 +37,13 @@ class EvaluationPlan:
         self._batch_source = batch_source
         self.dp_rank, self.dp_world_size = dp_rank, dp_world_size
         shortest, longest = options.get("shortest", 1), options.get("longest") or dataset.lengths.max(initial=0)
-        eligible_sources = dataset.source_of[(dataset.lengths >= shortest) & (dataset.lengths <= longest)]
+        eligible = (dataset.lengths >= shortest) & (dataset.lengths <= longest)
+        eligible &= takes_recordings(dataset, options.get("batch_seconds", 0.0))
+        eligible_sources = dataset.source_of[eligible]
         numbers = [number for number in range(len(dataset.sources)) if (eligible_sources == number).any()]
         if not numbers:
-            raise DataError("no sample to evaluate; all are shorter than min_sample_len or longer than max_sample_len")
+            limits = "shorter than min_sample_len or longer than max_sample_len or batch_seconds"
+            raise DataError(f"no sample to evaluate; all are {limits}")
         self.sources = source_names([str(dataset.sources[number].path) for number in numbers])
         self._plans = [StepPlan(dataset, **options, accumulation=1, shuffle=False, source=number) for number in numbers]
         self._first = [0]

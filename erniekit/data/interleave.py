@@ -23,14 +23,19 @@ from collections import OrderedDict
 from dataclasses import astuple, dataclass, replace
 from functools import cached_property
 from statistics import NormalDist
-from typing import NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
+from erniekit.data.drawing import EpochLengths
 from erniekit.data.mixing import Purpose, generator
 from erniekit.data.templates.ernie import Sample
 from erniekit.data.token_cache import TokenArrays
 from erniekit.data.unit_tokens import UnitTokens
+from erniekit.data.units import ALIGNED_UNITS
+
+if TYPE_CHECKING:
+    from erniekit.data.code_reader import CodeReader
 
 INTERLEAVE_VERSION = 1  # raise it when the same draws give other samples: then runs are not resumed
 BLOCK_WORDS = 1_000_000  # whose borders are in memory at once, about 100 bytes each
@@ -65,6 +70,18 @@ class Interleaving:
     truncates: bool
 
     @property
+    def kind(self) -> str:
+        return ALIGNED_UNITS
+
+    @property
+    def levels(self) -> int:
+        return 0
+
+    @property
+    def arrays(self) -> tuple[str, ...]:
+        return ()
+
+    @property
     def fingerprint(self) -> tuple:
         """What determines the samples of an epoch, beside what the token cache holds."""
         marks = self.tokens.continue_id, self.tokens.correspond_id
@@ -80,23 +97,15 @@ class Interleaving:
         """Return what `stored` gave."""
         return cls(UnitTokens(tuple(stored[0][0]), *stored[0][1:]), *stored[1:])
 
+    def source(self, arrays: TokenArrays, number: int, reader: CodeReader | None) -> InterleavedSource:
+        """Return the samples of a source; see `Drawing`."""
+        del reader
+        return InterleavedSource(arrays, self, number)
+
     def key(self, over_length: str) -> tuple:
         """Return what determines what the token cache holds; segments only decide which record is too long."""
         judged_by = (self.segment_units,) if over_length == "error" else ()
         return self.tokens.unit_token, self.units_per_second, *judged_by
-
-
-class EpochLengths(NamedTuple):
-    """The lengths of the samples of an epoch.
-
-    Attributes:
-        positions: int32[n]; 0 for a sample that is left out.
-        left_out, shortened: how many samples were longer than `max_seq_len`.
-    """
-
-    positions: np.ndarray
-    left_out: int
-    shortened: int
 
 
 class Segments(NamedTuple):

@@ -6,7 +6,7 @@ The order of the steps does not depend on the threads.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
@@ -14,10 +14,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from erniekit.data.ar_nar_codes import ArNarCodes
 from erniekit.data.batch import Batch
 from erniekit.data.conversation import Source
 from erniekit.data.dataset import Dataset
+from erniekit.data.drawing import Drawing
 from erniekit.data.interleave import Interleaving
+from erniekit.data.masked_codes import MaskedCodes
 from erniekit.data.media.clip import AudioInputs
 from erniekit.data.packed import PackedIndex
 from erniekit.data.packing import Packs
@@ -66,7 +69,9 @@ class ArrayMessage(NamedTuple):
 
 def serialize_batches(batches: Sequence[Batch]) -> ArrayMessage:
     """Return the micro-batches of a step as a message: the names of each one's arrays, and the arrays."""
-    metadata = [[list(batch.arrays), batch.samples, batch.token_count, batch.target_count] for batch in batches]
+    metadata = [
+        [list(batch.arrays), batch.samples, batch.token_count, batch.target_count, batch.seconds] for batch in batches
+    ]
     return ArrayMessage(metadata, [array for batch in batches for array in batch.arrays.values()])
 
 
@@ -74,8 +79,8 @@ def deserialize_batches(message: ArrayMessage) -> list[Batch]:
     """Return the micro-batches that were given to `serialize_batches`."""
     arrays = iter(message.arrays)
     return [
-        Batch({name: next(arrays) for name in names}, tuple(map(tuple, samples)), token_count, target_count)
-        for names, samples, token_count, target_count in message.metadata
+        Batch({name: next(arrays) for name in names}, tuple(map(tuple, samples)), *counts)
+        for names, samples, *counts in message.metadata
     ]
 
 
@@ -89,10 +94,9 @@ def serialize_index(dataset: Dataset) -> ArrayMessage:
         "fingerprint": dataset.fingerprint,
         "pairs": dataset.pairs,
         "packed": packed and [packed.batch_tokens, packed.files],
-        "interleaving": dataset.interleaving and dataset.interleaving.stored(),
+        "drawing": dataset.drawing and [type(dataset.drawing).__name__, dataset.drawing.stored()],
     }
-    index = [(tokens.offsets, tokens.lines, tokens.words, tokens.word_offsets) for tokens in dataset.source_arrays]
-    arrays = [array for own in index for array in own]
+    arrays = [getattr(tokens, name) for tokens in dataset.source_arrays for name in _INDEX]
     if packed is not None:
         arrays += [packed.packs.members, packed.packs.starts, packed.file_of]
     return ArrayMessage(metadata, arrays)
@@ -109,10 +113,10 @@ def deserialize_index(message: ArrayMessage, audio: AudioInputs | None = None) -
         Source(Path(path), kind, probability, split=None if split is None else Split(*split))
         for path, kind, probability, split in metadata["sources"]
     ]
-    source_arrays = [
-        TokenArrays(_EMPTY, _EMPTY, next(arrays), next(arrays), own, words=next(arrays), word_offsets=next(arrays))
-        for own in metadata["facts"]
-    ]
+    source_arrays = []
+    for own in metadata["facts"]:
+        index: dict[str, Any] = {name: next(arrays) for name in _INDEX}
+        source_arrays.append(TokenArrays(_EMPTY, _EMPTY, metadata=own, **index))
     packed = None
     if metadata["packed"] is not None:
         batch_tokens, files = metadata["packed"]
@@ -125,8 +129,17 @@ def deserialize_index(message: ArrayMessage, audio: AudioInputs | None = None) -
         pairs=metadata["pairs"],
         packed=packed,
         audio=audio,
-        interleaving=metadata["interleaving"] and Interleaving.of(metadata["interleaving"]),
+        drawing=None if metadata["drawing"] is None else _drawing(*metadata["drawing"]),
     )
 
 
+def _drawing(name: str, stored: list) -> Drawing:
+    """Return what was sent as the name of its class and what it stores."""
+    return _DRAWINGS[name](stored)
+
+
 _EMPTY = np.empty(0, np.int32)
+_INDEX = ("offsets", "lines", "words", "word_offsets", "spoken")  # what lengths are made of
+_DRAWINGS: dict[str, Callable[[list], Drawing]] = {
+    each.__name__: each.of for each in (Interleaving, MaskedCodes, ArNarCodes)
+}

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from decimal import Decimal
 from enum import IntEnum
+from typing import cast
 
 import numpy as np
 
@@ -38,11 +39,22 @@ class Purpose(IntEnum):
     SAMPLE_ORDER = 1
     PACK_ORDER = 2
     SEGMENTS = 3  # of interleaved speech and text; `number` is that of the source
+    CODE_CHOICES = 4  # of recordings as codes: task, level, prompt, what is told; likewise
+    CODE_MASKS = 5  # which of their codes are masked; likewise
+    SPEAKER_ORDER = 6  # of the recordings of a speaker; `number` is that of the speaker, `epoch` that of the pass
+    SPEAKER_ROUNDS = 7  # of the speakers in each round
 
 
 def generator(purpose: Purpose, seed: int, epoch: int, number: int = 0) -> np.random.Generator:
     """Return the random generator of a purpose in an epoch; `number` distinguishes several streams of one purpose."""
     return np.random.default_rng((int(purpose), seed, epoch, number))
+
+
+def uniforms(purpose: Purpose, seed: int, epoch: int, number: int, first: int, count: int) -> np.ndarray:
+    """Return the numbers first <= i < first + count of a stream, as if those before had been drawn: float64[count]."""
+    rng = generator(purpose, seed, epoch, number)
+    cast(np.random.PCG64, rng.bit_generator).advance(first)
+    return rng.random(count)
 
 
 STRATEGIES = ("random", "concat", "interleave_under", "interleave_over")

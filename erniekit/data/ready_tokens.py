@@ -27,7 +27,7 @@ def encode_token_ids(
     refused, as `over_length` says.
     """
     del recordings
-    source, settings, counts, problems = run
+    source, settings, counts, problems, _ = run
     limit, size = settings.max_seq_len, settings.tokenizer.vocab_size
     for line, record in block:
         assert isinstance(record, TokenIds)

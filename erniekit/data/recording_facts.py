@@ -59,7 +59,7 @@ class RecordingFacts:
             return
         paths = list(dict.fromkeys(each.clip.path for each in clips if each.clip.row < 0))
         with ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="recordings") as pool:
-            glimpses = dict(zip(paths, pool.map(_glimpse, paths), strict=True))
+            glimpses = dict(zip(paths, pool.map(glimpse, paths), strict=True))
         for each in clips:
             self._clips += 1
             self._samples += each.length
@@ -89,7 +89,7 @@ def sound_digest(metadata: Metadata) -> str:
     return str(metadata.get(AUDIO, {}).get("sound", ""))
 
 
-def _glimpse(path: str) -> str:
+def glimpse(path: str) -> str:
     """Return a digest of the stretch in the middle of a file."""
     try:
         with open(path, "rb") as file:

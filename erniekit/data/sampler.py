@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from erniekit.data.media.audio_batch import audio_arrays
 from erniekit.data.media.clip import AudioInputs
 from erniekit.data.mixing import Purpose, epoch_order, generator
 from erniekit.data.packing import Packs, concatenate_packs, group_by_length, pack_greedy, pack_none, pack_sequential
+from erniekit.data.speakers import speaker_order
 from erniekit.data.templates.ernie import Sample
 from erniekit.errors import ConfigurationError, DataError
 
@@ -33,6 +35,13 @@ MAX_COUNTED_EPOCHS = 10_000  # where each has to be packed to know how many step
 def local_batches(read: Callable[[], list[Batch]]) -> list[Batch]:
     """Read in this process."""
     return read()
+
+
+def takes_recordings(dataset: Dataset, batch_seconds: float) -> np.ndarray:
+    """Return which samples are no longer than micro-batches may be, in seconds (0: any length): bool[n]."""
+    if not batch_seconds:
+        return np.ones(len(dataset), bool)
+    return dataset.milliseconds <= round(1000 * batch_seconds)
 
 
 class StepPlan:
@@ -51,9 +60,13 @@ class StepPlan:
         batch_tokens: samples of similar length share a micro-batch, each in its own row, and rows x longest row is at
             most this number. A step then takes `accumulation * dp_world_size` such micro-batches. They are grouped in
             the same windows and ordered as packs are. 0 groups nothing.
+        batch_seconds: the same with the seconds of recordings in the place of positions; longer ones are left out.
         shortest, longest: samples that are shorter or longer are left out.
         sorted_first: the first epoch goes from the shortest sample to the longest: packs are filled in that order, and
             groups keep it. Later epochs are not affected.
+        by_duration: the first epoch is sorted by the duration of recordings in the place of positions.
+        by_speaker: `speakers.speaker_order` gives the samples of an epoch, in which every speaker is heard equally
+            often; sources are not mixed.
         packs: every epoch has these packs, in this order.
         multiple_of: the length of rows is a multiple of it, with padding where samples do not fill them.
         batch_source: reads the micro-batches for this process, perhaps in another one. It is called with the function
@@ -90,14 +103,17 @@ class StepPlan:
         max_batch_samples: int = 0,
         shortest: int = 1,
         longest: int | None = None,
+        batch_seconds: float = 0.0,
         sorted_first: bool = False,
+        by_duration: bool = False,
+        by_speaker: bool = False,
         source: int | None = None,
         packs: Packs | None = None,
         multiple_of: int = 1,
         batch_source: BatchSource = local_batches,
         embeds: bool = True,
     ) -> None:
-        assert not (packing and batch_tokens), "samples are packed or grouped"
+        assert (packing, batch_tokens > 0, batch_seconds > 0).count(True) <= 1, "samples are packed or grouped"
         self.dataset = dataset
         self.max_seq_len = max_seq_len
         self.batch_source = batch_source
@@ -105,15 +121,19 @@ class StepPlan:
         self._embeds = embeds
         self._packing, self._greedy, self._window = packing, greedy, window
         self._batch_tokens, self._max_batch_samples = batch_tokens, max_batch_samples
+        self._batch_seconds = batch_seconds
+        self._grouped = bool(batch_tokens or batch_seconds)
         self._shortest, self._longest = shortest, longest
-        self._batch_size = 1 if batch_tokens else batch_size  # a group is a whole micro-batch
+        self._by_duration, self._by_speaker = by_duration, by_speaker
+        self._batch_size = 1 if self._grouped else batch_size  # a group is a whole micro-batch
         self.dp_rank, self.dp_world_size = dp_rank, dp_world_size
         self.packs_per_step = self._batch_size * accumulation * dp_world_size
         self._seed, self._shuffle = seed, shuffle
         self._strategy, self._num_samples, self._repeat = strategy, num_samples_each_epoch, repeat_samples
         self._sorted_first, self._source, self._prepacked = sorted_first, source, packs
         self._varies = packs is None and dataset.varies
-        self._equal_epochs = not ((packing or batch_tokens) and (shuffle or sorted_first)) and not self._varies
+        sized = packing or self._grouped
+        self._equal_epochs = not (sized and (shuffle or sorted_first)) and not self._varies and not by_speaker
         self._epochs: OrderedDict[int, Packs] = OrderedDict()
         self._first_steps = [0]  # of each epoch that had to be counted
         self._lock = threading.RLock()  # prefetching threads share the plan
@@ -144,7 +164,7 @@ class StepPlan:
         if num_train_epochs > MAX_COUNTED_EPOCHS and not self._equal_epochs:
             raise ConfigurationError(
                 f"num_train_epochs {num_train_epochs:,}: with packing (or batch_tokens) and random_shuffle (or "
-                "curriculum), and with records of aligned_units, every epoch has to be packed "
+                "curriculum), and with records of aligned_units or of codes, every epoch has to be packed "
                 f"to know its steps, which is done for at most {MAX_COUNTED_EPOCHS:,}\n  Set max_steps instead."
             )
         whole = int(num_train_epochs)
@@ -187,16 +207,23 @@ class StepPlan:
         too_long = 0 if self._longest is None else int(np.count_nonzero(lengths > self._longest))
         return int(np.count_nonzero((lengths > 0) & (lengths < self._shortest))), too_long
 
+    @cached_property
+    def _takes_part(self) -> np.ndarray:
+        """bool[n], false for recordings that are longer than micro-batches may be."""
+        return takes_recordings(self.dataset, self._batch_seconds)
+
     def describe(self, max_steps: int = -1, num_train_epochs: float = 1) -> str:
         """Describe the packing of the first epoch and the exact number of steps, for the lines before step 1."""
         packs = self.packs(0)
         lengths = self.dataset.lengths_in(0)[packs.members]
         tokens = int(lengths.sum())
         total = self.total_steps(max_steps, num_train_epochs)
-        if self._batch_tokens:
+        if self._grouped:
             unit = "batches"
             positions = int((np.maximum.reduceat(lengths, packs.starts[:-1]) * np.diff(packs.starts)).sum())
             limit, method = f"{self._batch_tokens:,} tokens", "of similar length"
+            if self._batch_seconds:
+                limit, method = f"{self._batch_seconds:g} seconds", "of similar duration"
             filled = f"{1 - tokens / positions:.1%} padding"
         else:
             unit = "packs"
@@ -206,12 +233,16 @@ class StepPlan:
             filled = f"{tokens / (len(packs) * self.max_seq_len):.1%} full"
         method = "as they were packed" if self._prepacked is not None else method
         method += ", short ones first" if self._sorted_first else ""
+        method += ", every speaker equally often" if self._by_speaker else ""
         too_short, too_long = self.excluded_counts
+        longer = int(np.count_nonzero(~self._takes_part))
+        beyond = f"left out: {longer:,} recordings longer than batch_seconds {self._batch_seconds:g}"
         left_out = f"left out: {too_short:,} samples shorter than {self._shortest:,}"
         left_out += f", {too_long:,} longer than {self._longest:,}" if self._longest is not None else ""
         return "\n".join(
             [
                 *([left_out] if too_short or too_long else []),
+                *([beyond] if longer else []),
                 *self._describe_too_long(),
                 f"epoch 0: {len(packs.members):,} samples, {tokens:,} tokens in {len(packs):,} {unit} of at most "
                 f"{limit} ({method}), {filled}",
@@ -228,19 +259,28 @@ class StepPlan:
 
     def _epoch_with_same_packs(self, epoch: int) -> int:
         """Return the first epoch that has the same packs."""
-        if self._shuffle or self._varies:
+        if self._shuffle or self._varies or self._by_speaker:
             return epoch
         return min(epoch, 1) if self._sorted_first else 0
 
     def _collate(self, packs: list[np.ndarray], epoch: int) -> Batch:
-        if self._batch_tokens:
+        if self._grouped:
             packs = np.split(packs[0], range(1, len(packs[0])))  # each sample in a row of its own
         rows = [[self.dataset.sample(int(index), epoch) for index in pack] for pack in packs]
-        batch = collate(rows, [pack.tolist() for pack in packs], self.dataset.pad_id, pairs=self.dataset.pairs)
+        numbers = [pack.tolist() for pack in packs]
+        batch = collate(rows, numbers, self.dataset.pad_id, pairs=self.dataset.pairs, **self._code_arrays)
         if self.dataset.audio is not None and self._embeds:
             batch = batch.with_arrays(**self._audio_arrays(rows, batch, self.dataset.audio))
         count, length = batch.input_ids.shape
         return batch.padded(count, length + -length % self._multiple_of) if length % self._multiple_of else batch
+
+    @property
+    def _code_arrays(self) -> dict[str, Any]:
+        """The arguments of `collate` for samples that are drawn of codes; empty for others."""
+        drawing = self.dataset.drawing
+        if drawing is None or not drawing.levels:
+            return {}
+        return {"arrays": drawing.arrays, "both_ways": True, "levels": drawing.levels}
 
     def _audio_arrays(self, rows: list[list[Sample]], batch: Batch, inputs: AudioInputs) -> dict[str, np.ndarray]:
         """Read the recordings of a micro-batch.
@@ -288,61 +328,80 @@ class StepPlan:
     def _build(self, epoch: int) -> Packs:
         if self._prepacked is not None:
             return self._prepacked
-        order = epoch_order(
-            self.dataset.source_of, self.dataset.probabilities, self._strategy,
-            seed=self._seed, epoch=epoch, shuffle=self._shuffle, num_samples=self._num_samples,
-            repeat=self._repeat,
-        )  # fmt: skip
+        all_lengths = self.dataset.lengths_in(epoch)
+        order = self._order(epoch, all_lengths)
+        if self._sorted_first and epoch == 0:
+            by = self.dataset.milliseconds if self._by_duration else all_lengths
+            order = order[np.argsort(by[order], kind="stable")]
+            if self._grouped:
+                return self._groups(order, all_lengths).select_from(order)
+            lengths = all_lengths[order]
+            packs = pack_sequential(lengths, self.max_seq_len) if self._packing else pack_none(lengths)
+            return packs.select_from(order)
+        if not (self._packing or self._grouped):
+            return pack_none(all_lengths[order]).select_from(order)
+        if self._packing and not self._greedy:
+            return pack_sequential(all_lengths[order], self.max_seq_len).select_from(order)
+        return concatenate_packs(
+            [self._window_packs(part, all_lengths, epoch, number) for number, part in enumerate(self._windows(order))]
+        )
+
+    def _order(self, epoch: int, all_lengths: np.ndarray) -> np.ndarray:
+        """Return the samples of an epoch in order, without those that are left out.
+
+        Raises:
+            DataError: none is left.
+        """
+        if self._by_speaker:
+            fitting = np.flatnonzero(self._takes_part)
+            speakers = self.dataset.speaker_of[fitting]
+            order = fitting[speaker_order(speakers, seed=self._seed, epoch=epoch, shuffle=self._shuffle)]
+        else:
+            order = epoch_order(
+                self.dataset.source_of, self.dataset.probabilities, self._strategy,
+                seed=self._seed, epoch=epoch, shuffle=self._shuffle, num_samples=self._num_samples,
+                repeat=self._repeat,
+            )  # fmt: skip
         if self._source is not None:
             order = order[self.dataset.source_of[order] == self._source]
-        all_lengths = self.dataset.lengths_in(epoch)
-        if any(self.excluded_counts) or self._varies:  # a sample of no length is left out of this epoch
+        if (
+            any(self.excluded_counts) or self._varies or not self._takes_part.all()
+        ):  # a sample of no length is left out of this epoch
             lengths = all_lengths[order]
-            order = order[(lengths >= self._shortest) & (lengths <= (self._longest or lengths))]
+            fits = (lengths >= self._shortest) & (lengths <= (self._longest or lengths))
+            order = order[fits & self._takes_part[order]]
         if not len(order):
             what = (
                 "; all are shorter than min_sample_len or longer than max_sample_len"
                 if any(self.excluded_counts)
+                else f"; all are longer than batch_seconds {self._batch_seconds:g}"
+                if not self._takes_part.any()
                 else f"; all are longer than max_seq_len {self.max_seq_len:,} in epoch {epoch}"
                 if self._varies
                 else ""
             )
             raise DataError(f"no sample to train on{what}")
-        lengths = all_lengths[order]
-        if self._sorted_first and epoch == 0:
-            by_length = np.argsort(lengths, kind="stable")
-            order, lengths = order[by_length], lengths[by_length]
-            if self._batch_tokens:
-                return group_by_length(lengths, self._batch_tokens, self._max_batch_samples).select_from(order)
-            packs = pack_sequential(lengths, self.max_seq_len) if self._packing else pack_none(lengths)
-            return packs.select_from(order)
-        if self._batch_tokens:
-            return concatenate_packs(
-                [
-                    self._window_packs(part, all_lengths, epoch, number)
-                    for number, part in enumerate(self._windows(order))
-                ]
-            )
-        if not self._packing:
-            return pack_none(lengths).select_from(order)
-        if not self._greedy:
-            return pack_sequential(lengths, self.max_seq_len).select_from(order)
-        return concatenate_packs(
-            [self._window_packs(part, all_lengths, epoch, number) for number, part in enumerate(self._windows(order))]
-        )
+        return order
 
     def _windows(self, order: np.ndarray) -> list[np.ndarray]:
         """Split into equal parts of at most `window` samples, because a small rest at the end would be packed badly."""
         return np.array_split(order, math.ceil(len(order) / self._window))
 
     def _window_packs(self, samples: np.ndarray, all_lengths: np.ndarray, epoch: int, number: int) -> Packs:
-        lengths = all_lengths[samples]
-        if self._batch_tokens:
-            packs = group_by_length(lengths, self._batch_tokens, self._max_batch_samples)
+        if self._grouped:
+            packs = self._groups(samples, all_lengths)
         else:
-            packs = pack_greedy(lengths, self.max_seq_len)
+            packs = pack_greedy(all_lengths[samples], self.max_seq_len)
         if self._shuffle:
             sequence = generator(Purpose.PACK_ORDER, self._seed, epoch, number).permutation(len(packs))
         else:
             sequence = np.argsort(np.minimum.reduceat(packs.members, packs.starts[:-1]))
         return packs.reordered(sequence).select_from(samples)
+
+    def _groups(self, samples: np.ndarray, all_lengths: np.ndarray) -> Packs:
+        """Group samples of similar length, or recordings of similar duration, by their places in `samples`."""
+        if self._batch_seconds:
+            sizes, budget = np.maximum(1, self.dataset.milliseconds[samples]), round(1000 * self._batch_seconds)
+        else:
+            sizes, budget = all_lengths[samples], self._batch_tokens
+        return group_by_length(sizes, budget, self._max_batch_samples)

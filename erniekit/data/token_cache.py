@@ -37,7 +37,14 @@ CLIP_ARRAYS = {"clips": "u1", "clip_offsets": "<i8"}
 DOCUMENT_ARRAYS = {"documents": "<i4", "document_offsets": "<i8"}
 # Of data that is interleaved in each epoch: the words of each record, three numbers each, and where these begin.
 WORD_ARRAYS = {"words": "<i4", "word_offsets": "<i8"}
-_OPTIONAL = {"clips": CLIP_ARRAYS, "documents": DOCUMENT_ARRAYS, "words": WORD_ARRAYS}
+# Of recordings as codes: the numbers of each (`drawing.SpokenFacts`), and the codes of those that lie in no shard.
+SPOKEN_ARRAYS = {"spoken": "<i4", "spoken_offsets": "<i8"}
+CODE_ARRAYS = {"codes": "<u2", "code_offsets": "<i8"}
+_OPTIONAL = {
+    "clips": CLIP_ARRAYS, "documents": DOCUMENT_ARRAYS, "words": WORD_ARRAYS, "spoken": SPOKEN_ARRAYS,
+    "codes": CODE_ARRAYS,
+}  # fmt: skip
+_OPTIONAL_ARRAYS = {name: dtype for arrays in _OPTIONAL.values() for name, dtype in arrays.items()}
 ABANDONED_AFTER_S = 3600.0  # a temporary folder unchanged for so long belongs to a dead process
 Metadata = dict[str, Any]
 _CHECK_BLOCK = 1 << 24
@@ -91,6 +98,9 @@ class TokenArrays:
             is [document_offsets[i], document_offsets[i + 1]). Empty for data without packs.
         words, word_offsets: int32[numbers] and int64[samples + 1]; the words of sample i (`Sample.words`) are the
             numbers [word_offsets[i], word_offsets[i + 1]). Empty for data that is the same in each epoch.
+        spoken, spoken_offsets: int32[12 n] and int64[n + 1], of recordings as codes; see `drawing.SpokenFacts`.
+        codes, code_offsets: uint16[codes] and int64[samples + 1]; the codes of sample i, level after level, are
+            [code_offsets[i], code_offsets[i + 1]). Empty where they lie in shards.
         files: the mapped files, for a look at whether they are whole; empty for arrays that are in memory.
     """
 
@@ -108,6 +118,10 @@ class TokenArrays:
     document_offsets: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     words: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
     word_offsets: np.ndarray = field(default_factory=lambda: np.zeros(1, np.int64))
+    spoken: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
+    spoken_offsets: np.ndarray = field(default_factory=lambda: np.zeros(1, np.int64))
+    codes: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint16))
+    code_offsets: np.ndarray = field(default_factory=lambda: np.zeros(1, np.int64))
     files: tuple[MappedFile, ...] = ()
 
     def sample(self, index: int) -> Sample:
@@ -184,6 +198,8 @@ class TokenWriter:
         self._append_optional("clips", [np.frombuffer(_clips_text(sample.clips), np.uint8) for sample in samples])
         self._append_optional("documents", [np.array(sample.documents, np.int32) for sample in samples])
         self._append_optional("words", [_NONE if sample.words is None else sample.words.ravel() for sample in samples])
+        self._append_optional("spoken", [_NONE if sample.spoken is None else sample.spoken for sample in samples])
+        self._append_optional("codes", [_NONE if sample.codes is None else sample.codes.ravel() for sample in samples])
         self._samples += len(samples)
 
     def _append_optional(self, kind: str, values: Sequence[np.ndarray]) -> None:
@@ -220,7 +236,7 @@ class TokenWriter:
             file.close()
 
     def _write(self, name: str, values: Sequence[float] | np.ndarray) -> None:
-        data = np.asarray(values).astype((ARRAYS | CLIP_ARRAYS | DOCUMENT_ARRAYS | WORD_ARRAYS)[name]).tobytes()
+        data = np.asarray(values).astype((ARRAYS | _OPTIONAL_ARRAYS)[name]).tobytes()
         self._checksums[name] = zlib.crc32(data, self._checksums[name])
         self._files[name].write(data)
 
@@ -329,7 +345,7 @@ def _open_valid(folder: Path) -> TokenArrays | None:
 
 
 def _mapped_files(folder: Path) -> tuple[MappedFile, ...]:
-    optional = tuple(name for name in CLIP_ARRAYS | DOCUMENT_ARRAYS | WORD_ARRAYS if (folder / f"{name}.bin").exists())
+    optional = tuple(name for name in _OPTIONAL_ARRAYS if (folder / f"{name}.bin").exists())
     return tuple(MappedFile.of(folder / f"{name}.bin") for name in ("input_ids", "labels", "offsets", *optional))
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from erniekit.data.alignment_facts import AlignmentFiles
 from erniekit.data.conversation import Conversation, PlainText, Preference, Source
+from erniekit.data.drawing import Drawing
 from erniekit.data.encode import SourceRun, encoder_of
 from erniekit.data.formats.format import Record
 from erniekit.data.formats.problems import Effect, RecordProblem, SourceProblems
@@ -19,10 +20,11 @@ from erniekit.data.media.clip import AudioInputs, Clip
 from erniekit.data.media.errors import RecordingError, describe_clip
 from erniekit.data.overlong import character_limit, count_characters, last_rounds
 from erniekit.data.placeholders import NO_ENCODER, TEXT_ONLY, Recordings, clips_of, measure
+from erniekit.data.speech_samples import SpeechIndex, SpeechSettings
 from erniekit.data.split import read_part
 from erniekit.data.templates.ernie import Sample, Template
 from erniekit.data.tokenizers.tokenizer import Tokenizer
-from erniekit.data.units import ALIGNED_UNITS, AlignedUnits, TokenIds
+from erniekit.data.units import ALIGNED_UNITS, CODES, AlignedUnits, SpokenText, TokenIds
 from erniekit.errors import DataError
 
 OVER_LENGTH_POLICIES = ("drop", "truncate_turns", "error")
@@ -47,7 +49,8 @@ class TokenizationSettings:
     on_bad_record: str = "stop"
     split_multi_turn: bool | None = None
     audio: AudioInputs | None = None
-    interleaving: Interleaving | None = None
+    drawing: Drawing | None = None
+    speech: SpeechSettings | None = None
 
     def __post_init__(self) -> None:
         if self.over_length not in OVER_LENGTH_POLICIES:
@@ -62,13 +65,17 @@ class TokenizationSettings:
 
     def key(self, kind: str) -> tuple:
         """Return everything here that determines the samples of the sound records of a source of this kind."""
-        template = self.template.fingerprint if self.template and kind not in (TOKEN_IDS, ALIGNED_UNITS) else None
+        unrendered = kind in (TOKEN_IDS, ALIGNED_UNITS, CODES)
+        template = None if unrendered or self.template is None else self.template.fingerprint
         pair_settings = (self.max_prompt_len, self.needs_scores) if kind in PAIR_KINDS else ()
         prefix = self.tokenizer.document_prefix if kind == "text" else ()
         split = () if self.split_multi_turn is None else (f"split_multi_turn {self.split_multi_turn}",)
         audio = () if self.audio is None else (("audio", self.audio.fingerprint),)
-        aligned = self.interleaving.key(self.over_length) if kind == ALIGNED_UNITS and self.interleaving else ()
-        own = (*pair_settings, *prefix, *split, *audio, *aligned)
+        aligned = ()
+        if kind == ALIGNED_UNITS and isinstance(self.drawing, Interleaving):
+            aligned = self.drawing.key(self.over_length)
+        speech = (astuple(self.speech),) if kind == CODES and self.speech is not None else ()
+        own = (*pair_settings, *prefix, *split, *audio, *aligned, *speech)
         return self.tokenizer.fingerprint, template, self.max_seq_len, self.over_length, *own
 
 
@@ -85,6 +92,7 @@ class RecordCounts:
     split_dialogues: int = 0
     dropped_answers: int = 0
     plain_control: int = 0
+    outside: int = 0
 
 
 def tokenise(
@@ -95,6 +103,7 @@ def tokenise(
     problems: SourceProblems,
     *,
     files: AlignmentFiles | None = None,
+    speech: SpeechIndex | None = None,
     block_records: int = BLOCK_RECORDS,
 ) -> Iterator[tuple[list[Sample], list[int]]]:
     """Yield the samples of a source and the lines of their records, a block of records at a time, in file order.
@@ -104,6 +113,7 @@ def tokenise(
 
     Args:
         files: takes the files that words were read from.
+        speech: takes the facts of recordings as codes.
     """
     found = recognise(source.path, source.kind)
     if found != source.kind:
@@ -111,7 +121,8 @@ def tokenise(
         if not problems.skips(problem):
             problems.add(problem)
             return
-    encode, run = encoder_of(source.kind), SourceRun(source, settings, counts, problems)
+    speech = SpeechIndex(source.path) if speech is None and source.kind == CODES else speech
+    encode, run = encoder_of(source.kind), SourceRun(source, settings, counts, problems, speech)
     for block in _blocks(source, counts, unused, problems, block_records):
         samples: list[Sample] = []
         lines: list[int] = []
@@ -174,7 +185,7 @@ def _without_hopeless(
     promising = []
     for line, record in block:
         kept: Record | None = record
-        if isinstance(record, (PlainText, TokenIds, AlignedUnits)) or _may_be_split(record, settings):
+        if isinstance(record, (PlainText, TokenIds, AlignedUnits, SpokenText)) or _may_be_split(record, settings):
             promising.append((line, record))
             continue
         if (characters := count_characters(record)) > limit:
@@ -236,6 +247,8 @@ def _characters(record: Record) -> int:
         return _CHARACTERS_PER_ID * len(record.ids)
     if isinstance(record, AlignedUnits):
         return _CHARACTERS_PER_ID * len(record.units) + sum(len(word.text) for word in record.words)
+    if isinstance(record, SpokenText):
+        return len(record.text) + (0 if record.codes is None else record.codes.size)
     if isinstance(record, Preference):
         return _characters(record.prompt) + sum(len(turn.content) for turn in (*record.chosen, *record.rejected))
     texts = sum(len(turn.content) + len(turn.thoughts) for turn in record.turns)

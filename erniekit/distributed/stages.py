@@ -203,7 +203,7 @@ def shapes_on_pp_stage(
         if weight.in_tower:
             return first
         if name.rpartition(".")[0] == model.architecture.file_name(EMBEDDING).rpartition(".")[0]:  # or its new rows
-            return first or (last and model.tie_word_embeddings)
+            return first or (last and model.ties_head)
         return last
 
     return {name: shape for name, shape in shapes.items() if is_here(name)}

@@ -22,10 +22,18 @@ from erniekit.data.templates.ernie import published_files
 from erniekit.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from erniekit.errors import ModelFileError
 from erniekit.export.logit_difference import PROMPTS, compare, encode, fits_in_memory, prompt_logits
-from erniekit.export.model_card import MODEL_CARD_FILE, USE_PROGRAM, USE_WEIGHTS, model_card, use_of_listener
+from erniekit.export.model_card import (
+    MODEL_CARD_FILE,
+    USE_PROGRAM,
+    USE_SPEAKER,
+    USE_WEIGHTS,
+    model_card,
+    use_of_listener,
+)
 from erniekit.export.onnx import check_onnx_packages, write_onnx
 from erniekit.export.publish import check_target, publish
 from erniekit.export.quantized import Float8Format, linear_weight_shapes, weight_format_from
+from erniekit.export.speech import copy_codec
 from erniekit.export.static_program import write_program
 from erniekit.export.trained_model import TrainedModel, find_trained_model, trained_config
 from erniekit.export.trained_weights import (
@@ -38,6 +46,7 @@ from erniekit.export.trained_weights import (
 from erniekit.hub.upload import check_upload, upload
 from erniekit.json_files import read_json_object
 from erniekit.manifest import MANIFEST
+from erniekit.model.architectures.architecture import Architecture
 from erniekit.model.architectures.model_config import CONFIG_FILE, ModelConfig, stored_type
 from erniekit.model.builder import build_model
 from erniekit.model.decoder import Decoder
@@ -55,6 +64,7 @@ logger = logging.getLogger(__name__)
 
 GENERATION_CONFIG_FILE = "generation_config.json"
 HUGGING_FACE, INFERENCE, ONNX = FORMATS = "hf", "inference", "onnx"
+SPEAKS = "writes codes, and programs (--format FORM) write text only"
 
 _USE = {
     HUGGING_FACE: USE_WEIGHTS,
@@ -63,6 +73,13 @@ _USE = {
 }
 
 Facts = Mapping[str, str]  # about the files written, for the model card
+
+
+def _use(architecture: Architecture, parameters: Mapping[str, Any], form: str) -> str:
+    """Return how to use the files of a model; Markdown."""
+    if architecture.audio is not None:
+        return use_of_listener(architecture.transformers_class, parameters)
+    return USE_SPEAKER if architecture.codes is not None else _USE[form]
 
 
 def export_model(
@@ -98,12 +115,10 @@ def export_model(
     use_device(config.basic.device)
     use_kernels(config.acceleration.cpu_kernels)
     architecture = trained_config(model).architecture
-    listens = architecture.audio is not None
-    if listens and form != HUGGING_FACE:
-        raise ModelFileError(
-            f"{model.model_folder}: the model listens to recordings, and programs (--format {form}) read text only; "
-            "leave --format out"
-        )
+    listens, speaks = architecture.audio is not None, architecture.codes is not None
+    if (listens or speaks) and form != HUGGING_FACE:
+        what = "listens to recordings, and programs (--format FORM) read text only" if listens else SPEAKS
+        raise ModelFileError(f"{model.model_folder}: the model {what.replace('FORM', form)}; leave --format out")
     tokenizer_folder = next((folder for folder in sources if has_tokenizer(folder)), model.folder)
     tokenizer = load_tokenizer(tokenizer_folder)
 
@@ -112,7 +127,7 @@ def export_model(
             facts = _write_hugging_face(folder, model, tokenizer, config, dtype)
         else:
             facts = _write_program(folder, model, tokenizer, form)
-        trained_dialogues = model.parameters.get("stage") != "PT"
+        trained_dialogues = model.parameters.get("stage") != "PT" and not speaks
         for source in published_files(tokenizer) if trained_dialogues else tokenizer.files:
             copy_companion_file(source, folder)
         card = model_card(
@@ -123,8 +138,8 @@ def export_model(
             parameters=model.parameters,
             results=model.results,
             facts=facts,
-            use=use_of_listener(architecture.transformers_class, model.parameters) if listens else _USE[form],
-            library="transformers" if form == HUGGING_FACE else None,
+            use=_use(architecture, model.parameters, form),
+            library="transformers" if form == HUGGING_FACE and not speaks else None,
             listens=listens,
         )
         (folder / MODEL_CARD_FILE).write_text(card, encoding="utf-8")
@@ -187,6 +202,8 @@ def _write_hugging_face(
     if architecture.audio is not None:
         sources = [source for source in (model.folder, model.base) if source]
         write_processor_files(folder, sources, architecture.audio(weights.config))
+    if architecture.codes is not None:
+        copy_codec(model, folder)
     difference = measure(folder)
     logger.info(f"logits compared with the trained model's: {difference}")
     return {

@@ -11,7 +11,9 @@ import paddle
 from erniekit.data.tokenizers.tokenizer import Tokenizer
 from erniekit.environment import available_memory
 from erniekit.model.architectures.model_config import ModelConfig
+from erniekit.model.architectures.speaking import code_layout
 from erniekit.model.attention import AttentionPlan
+from erniekit.model.code_layers import code_logits
 from erniekit.model.decoder import Decoder
 
 PROMPTS = (
@@ -64,13 +66,35 @@ def encode(tokenizer: Tokenizer, text: str) -> list[int]:
 
 @paddle.no_grad()
 def prompt_logits(decoder: Decoder, prompts: Sequence[Sequence[int]]) -> list[np.ndarray]:
-    """Return the logits after every token of each prompt, float32 [tokens, V]."""
+    """Return the logits after every token of each prompt, float32 [tokens, V].
+
+    Of a model that writes codes they are those of all levels, behind a text and codes.
+    """
     decoder.eval()
     logits = []
     for prompt in prompts:
         tokens = prompt[: decoder.config.max_position_embeddings]
         plan = AttentionPlan.build(np.full((1, 1, len(tokens), 1), len(tokens), np.int32))
         positions = paddle.arange(len(tokens)).unsqueeze(0)
-        hidden = decoder(paddle.to_tensor([tokens]), positions, plan)
-        logits.append(decoder.head(hidden).astype("float32").numpy()[0])
+        hidden = decoder(paddle.to_tensor([tokens]), positions, plan, **_codes(decoder.config, tokens))
+        logits.append(_logits(decoder, hidden[0]).astype("float32").numpy())
     return logits
+
+
+def _codes(config: ModelConfig, tokens: Sequence[int]) -> dict[str, paddle.Tensor]:
+    """Return codes in the second half of a prompt, of a model that reads any: made of the tokens there."""
+    if config.architecture.codes is None:
+        return {}
+    layout = code_layout(config)
+    ids = np.asarray(tokens)[:, None]
+    rows = np.array(layout.whole or layout.prompts) + ids % layout.codebook_size
+    rows[: len(tokens) // 2] = -1
+    return {"codes": paddle.to_tensor(rows[None])}
+
+
+def _logits(decoder: Decoder, hidden_SH: paddle.Tensor) -> paddle.Tensor:
+    """Return the logits [S, V] of tokens, or those of all levels of codes one after the other."""
+    if decoder.config.architecture.codes is None:
+        return decoder.head(hidden_SH.unsqueeze(0))[0]
+    levels = range(code_layout(decoder.config).levels)
+    return paddle.concat([code_logits(decoder, hidden_SH, level) for level in levels], -1)

@@ -39,6 +39,10 @@ from transformers import AutoProcessor, CLASS
 model = CLASS.from_pretrained("FOLDER", torch_dtype="auto")
 processor = AutoProcessor.from_pretrained("FOLDER")
 ```"""
+USE_SPEAKER = """\
+```sh
+erniekit speak FOLDER --text TEXT --output spoken.wav
+```"""
 USE_PROGRAM = """\
 ```sh
 erniekit generate FOLDER --prompt TEXT
@@ -68,6 +72,7 @@ answers = generate_greedily(open_it(folder), ProgramDescription.read(folder), pr
 ```"""
 _DATA_PARAMETERS = ("train_dataset_path", "eval_dataset_path")
 _TRANSCRIPTION, _LISTENING, _GENERATION = "automatic-speech-recognition", "audio-text-to-text", "text-generation"
+SPEECH_STAGE, _SPEECH = "TTS", "text-to-speech"
 _ERROR_RATES = {"eval_wer": "WER", "eval_cer": "CER"}
 TRANSCRIPTS_RECORD = "eval_transcripts"  # of results: what error rates were measured on, and after which normaliser
 
@@ -131,6 +136,8 @@ def model_card(
 
 def _task(listens: bool, parameters: Mapping[str, Any]) -> str:
     """Return the Hub's name of what the model does."""
+    if parameters.get("stage") == SPEECH_STAGE:
+        return _SPEECH
     if not listens:
         return _GENERATION
     return _TRANSCRIPTION if "asr" in (parameters.get("train_dataset_type") or ()) else _LISTENING
@@ -156,7 +163,7 @@ def _measured_on(parameters: Mapping[str, Any], results: Mapping[str, Any]) -> t
 def _transcription(parameters: Mapping[str, Any], results: Mapping[str, Any]) -> str:
     """Return a table of the error rates, with their data and normaliser; "" without any."""
     rates = _error_rates(results)
-    if not rates:
+    if not rates or parameters.get("stage") == SPEECH_STAGE:  # those of a listener, not of the model
         return ""
     files, normalizer = _measured_on(parameters, results)
     rows = ["| held-out data | WER | CER | recordings |", "|---|---|---|---|"]
@@ -171,7 +178,7 @@ def _transcription(parameters: Mapping[str, Any], results: Mapping[str, Any]) ->
 def _model_index(name: str, parameters: Mapping[str, Any], results: Mapping[str, Any]) -> dict[str, Any]:
     """Return the error rates as the Hub reads them, in per cent."""
     rates = _error_rates(results)
-    if not rates:
+    if not rates or parameters.get("stage") == SPEECH_STAGE:
         return {}
     files, normalizer = _measured_on(parameters, results)
     entries = []

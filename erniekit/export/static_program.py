@@ -154,6 +154,11 @@ def save_program(decoder: Decoder, folder: Path) -> None:
 
 
 def _refuse_missing_features(config: ModelConfig) -> None:
+    if config.architecture.codes is not None:
+        raise ModelFileError(
+            f"{config.model_type}: it writes codes, and a saved program writes text only.\n  Export the model as "
+            "Hugging Face files instead."
+        )
     if config.architecture.towers:
         raise ModelFileError(
             f"{config.model_type}: an encoder stands in front of the decoder, which a saved program cannot compute yet."

@@ -19,6 +19,7 @@ from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.lora.peft_files import read_adapters
 from erniekit.model.quantization.codes import dequantize, quantize
 from erniekit.model.quantization.settings import WeightOnly
+from erniekit.model.storage.code_offsets import contents_with_offsets, specs_with_offsets
 from erniekit.model.storage.layouts import open_weights
 from erniekit.model.storage.precision import STORED_TYPES, to_stored
 from erniekit.model.storage.shards import weight_files, write_weight_files
@@ -121,6 +122,8 @@ def write_weights(
         )
     specs = specs_with_head(stacked_specs(tensors, stacked), weights.config)
     written = contents_with_head(stacked_contents(contents(), tensors, stacked), weights.config)
+    specs = specs_with_offsets(specs, weights.config)
+    written = contents_with_offsets(written, weights.config)
     return write_weight_files(folder, specs, written, max_shard_bytes, {"format": "pt"})
 
 

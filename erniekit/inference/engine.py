@@ -109,6 +109,11 @@ class ChatModel:
         base = base_of_adapters(run) if adapters else None
         quantization = base or quantization
         config = ModelConfig.from_folder(folder, (*ignored_keys, *ignored_config_keys(run)))
+        if config.architecture.codes is not None:
+            raise ModelFileError(
+                f"{folder}: the model writes codes of speech and no text\n"
+                f"  Let it speak: erniekit speak {folder} --text TEXT"
+            )
         decoder = build_model(config, weights, adapters=adapters, seed=seed, quantization=quantization)
         decoder.eval()  # once, and not in every step
         audio = audio_inputs(config)

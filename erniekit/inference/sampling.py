@@ -12,7 +12,7 @@ import numpy as np
 class Sampling:
     """Settings of sampling, and when to stop.
 
-    They apply in this order: repetition penalty, temperature, top-k, top-p.
+    They apply in this order: repetition penalty, temperature, top-k, min-p, top-p.
     """
 
     max_new_tokens: int = 256
@@ -23,6 +23,7 @@ class Sampling:
     stop_token_ids: Sequence[int] = ()
     seed: int = 0
     max_length: int | None = None  # of prompt and answer together, in tokens; None: the model's own limit
+    min_p: float = 0.0  # keep tokens with at least this share of the largest probability; 0: all
 
 
 def random_stream(sampling: Sampling, number: int) -> np.random.Generator:
@@ -51,11 +52,13 @@ def penalise(logits_V: np.ndarray, seen: Sequence[int], penalty: float) -> np.nd
 
 
 def token_probabilities(logits_V: np.ndarray, sampling: Sampling) -> np.ndarray:
-    """Return probabilities after temperature, top-k and top-p; float64 [V], summing to 1."""
+    """Return probabilities after temperature, top-k, min-p and top-p; float64 [V], summing to 1."""
     likely_first = np.argsort(-logits_V, kind="stable")
     scaled = (logits_V[likely_first] - logits_V[likely_first[0]]) / sampling.temperature
     if sampling.top_k:
         scaled[sampling.top_k :] = -np.inf
+    if sampling.min_p > 0.0:
+        scaled[scaled < np.log(sampling.min_p)] = -np.inf
     sorted_probabilities = np.exp(scaled)
     sorted_probabilities /= sorted_probabilities.sum()
     if sampling.top_p < 1.0:

@@ -39,17 +39,18 @@ class VocabularyRows:
 
     Attributes:
         switched_off: compute with W alone, whose rows of new tokens stay as they began.
+        tp: the ranks that divide W.
     """
 
     def __init__(self, vocabulary: GrownVocabulary | None, tp: TensorParallel) -> None:
-        self.vocabulary, self.switched_off, self._tp = vocabulary, False, tp
+        self.vocabulary, self.switched_off, self.tp = vocabulary, False, tp
 
     def place(self, layer: nn.Layer) -> NewRows | None:
         """Return the layer's new rows and their place in this rank's shard of its weight; None: it has none."""
         values = getattr(layer, NEW_ROWS, None)
         if self.vocabulary is None or values is None or self.switched_off:
             return None
-        return place_rows(values, self.vocabulary.first, self._tp.rank, layer.weight.shape[0])
+        return place_rows(values, self.vocabulary.first, self.tp.rank, layer.weight.shape[0])
 
 
 class Embedding(nn.Layer):
@@ -146,7 +147,7 @@ PLAIN_MODULES = DecoderModules(Embedding, DecoderLayer, RMSNorm, Head, SelfAtten
 
 def last_stage_needs_embedding(config: ModelConfig) -> bool:
     """Whether what comes after the layers uses the embedding, too."""
-    return config.tie_word_embeddings or config.num_nextn_predict_layers > 0
+    return config.ties_head or config.num_nextn_predict_layers > 0
 
 
 @dataclass(frozen=True)
@@ -240,7 +241,7 @@ class Decoder(nn.Layer):
         if pipeline_stage.last:
             offset, scale = architecture.norm_offset, architecture.multipliers(config).logits
             self.norm = modules.norm(config.hidden_size, config.rms_norm_eps, offset=offset, scale=scale)
-            self.head = modules.head(config, self.embedding if config.tie_word_embeddings else None, tp)
+            self.head = modules.head(config, self.embedding if config.ties_head else None, tp)
 
     @property
     def layers(self) -> list[DecoderLayer]:

@@ -19,6 +19,7 @@ from erniekit.model.decoder import Decoder, Head
 from erniekit.model.new_rows import NewRows, add_rows_gradient, hidden_gradient, logits_of
 from erniekit.model.norm import expand_like
 from erniekit.model.products import scale_in_place
+from erniekit.model.tensor_parallel import TensorParallel
 
 IGNORE_INDEX = -100
 NO_NEW_ROWS = (None, 0, 0, 0)
@@ -71,13 +72,42 @@ def token_loss(
 
     def compute(rows: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
         if fused:
-            values, *place = head.new_rows_here or NO_NEW_ROWS
-            return _FusedHeadLoss.apply(rows, head.projection, values, labels, place, needs_gradient, head.tp)
+            return loss_of_rows(rows, head.projection, labels, head.tp, head.new_rows_here, needs_gradient)
         logits, tp = head.logits_for_loss(rows)
-        return _CrossEntropy.apply(logits, labels, tp)
+        return loss_of_logits(logits, labels, tp)
 
     loss_sum, correct_count = head(hidden, compute)
     return TokenLoss(loss_sum, target_count, correct_count)
+
+
+def loss_of_logits(
+    logits_TV: paddle.Tensor, labels_T: paddle.Tensor, tp: TensorParallel
+) -> tuple[paddle.Tensor, paddle.Tensor]:
+    """Return the sum of -log softmax(logits)[label] of the rows that have a label, and how many of these labels have
+    the largest logit; 0-d.
+
+    Args:
+        tp: the ranks that divide the columns of the logits.
+    """
+    return _CrossEntropy.apply(logits_TV, labels_T, tp)
+
+
+def loss_of_rows(
+    hidden_TH: paddle.Tensor,
+    projection_VH: paddle.Tensor,
+    labels_T: paddle.Tensor,
+    tp: TensorParallel,
+    new_rows: NewRows | None = None,
+    needs_gradient: bool = True,
+) -> tuple[paddle.Tensor, paddle.Tensor]:
+    """Return the same for logits = hidden W^T, which are computed chunk by chunk; all rows have a label.
+
+    Args:
+        new_rows: rows that stand for some of W's.
+        needs_gradient: whether to compute gradients, which is done with the loss.
+    """
+    values, *place = new_rows or NO_NEW_ROWS
+    return _FusedHeadLoss.apply(hidden_TH, projection_VH, values, labels_T, place, needs_gradient, tp)
 
 
 def token_log_probabilities(

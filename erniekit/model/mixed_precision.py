@@ -17,6 +17,7 @@ import paddle
 from paddle import nn
 
 from erniekit.errors import ConfigurationError
+from erniekit.model.code_layers import CodeTable, CodeTables, JoinedHeads, LevelHead
 from erniekit.model.decoder import Decoder, Embedding
 from erniekit.model.encoders.whisper_encoder import Positions
 from erniekit.model.head import Head
@@ -27,6 +28,9 @@ from erniekit.model.quantization.packed import PackedWeight
 KEEP_IN_FLOAT32 = [
     Embedding,
     Head,
+    CodeTable,
+    JoinedHeads,
+    LevelHead,
     RMSNorm,
     nn.LayerNorm,
     Positions,
@@ -66,7 +70,14 @@ class MixedPrecision:
         """
         check_device(self.dtype)
         modules = decoder.config.architecture.modules()
-        outer = (modules.embedding, modules.norm, modules.head, RMSNorm)  # of multi-token prediction
+        outer = (
+            modules.embedding,
+            modules.norm,
+            modules.head,
+            CodeTable,
+            CodeTables,
+            RMSNorm,
+        )  # of multi-token prediction
         if self.level == "O2":
             paddle.amp.decorate(
                 decoder,

@@ -13,6 +13,7 @@ from paddle.autograd import PyLayer
 from erniekit.model import native
 from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.autograd import apply, filter_gradients, needs_grad
+from erniekit.model.cpu_gradients import gelu
 from erniekit.model.kernels import fused_kernels, fused_swiglu
 from erniekit.model.linear import Linear
 from erniekit.model.tensor_parallel import NO_TENSOR_PARALLEL, TensorParallel
@@ -55,6 +56,11 @@ def geglu_tanh(gate: paddle.Tensor, up: paddle.Tensor) -> paddle.Tensor:
     return F.gelu(gate, approximate=True) * up if joined is None else joined
 
 
+def geglu(gate: paddle.Tensor, up: paddle.Tensor) -> paddle.Tensor:
+    """Compute gelu(gate) * up with the exact GELU, gate Phi(gate), as VALL-E's decoder; no kernel of ours does."""
+    return gelu(gate) * up
+
+
 def clamped_swiglu(gate: paddle.Tensor, up: paddle.Tensor) -> paddle.Tensor:
     """Compute gate sigmoid(1.702 gate) (up + 1), with gate at most 7 and up in [-7, 7], as in GPT-OSS."""
     joined = _native("clamped_swiglu", gate, up)
@@ -95,10 +101,11 @@ class _NativeActivation(PyLayer):
 # What joins gate and up, by `Architecture.activation`.
 ACTIVATIONS: dict[str, Callable[[paddle.Tensor, paddle.Tensor], paddle.Tensor]] = {
     "swiglu": swiglu,
+    "geglu": geglu,
     "geglu_tanh": geglu_tanh,
     "clamped_swiglu": clamped_swiglu,
 }
-# Their numbers in `Activation` of native/source/activation.h.
+# The numbers in `Activation` of native/source/activation.h of those that it computes.
 ACTIVATION_KINDS = {"swiglu": 0, "geglu_tanh": 1, "clamped_swiglu": 2}
 
 

@@ -103,9 +103,16 @@ def already_grown(config: ModelConfig) -> ModelConfig:
 
 
 def vocabulary_weights(config: ModelConfig) -> tuple[str, ...]:
-    """Return the Hugging Face names of the weights that have a row for each token: the embedding and an untied head."""
-    names = (EMBEDDING,) if config.tie_word_embeddings else (EMBEDDING, HEAD)
-    return tuple(config.architecture.file_name(name) for name in names)
+    """Return the Hugging Face names of the weights that have a row for each token: the embedding and an untied head.
+
+    A model that writes codes has no such head, or one of text behind those of its levels.
+    """
+    architecture = config.architecture
+    embedding = architecture.file_name(EMBEDDING)
+    if architecture.codes is not None:
+        layout = architecture.codes(config)
+        return (embedding, *(name for name, _ in layout.heads[layout.levels :]))
+    return (embedding,) if config.ties_head else (embedding, architecture.file_name(HEAD))
 
 
 def new_row_names(config: ModelConfig) -> dict[str, str]:

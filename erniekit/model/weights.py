@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import paddle
 
-from erniekit.model.architectures.config_reading import TEXT_CONFIG
 from erniekit.model.architectures.model_config import CONFIG_FILE, ModelConfig
 from erniekit.model.decoder import Decoder
 from erniekit.model.linear import Linear
 from erniekit.model.local_tensors import FullTensors, SingleProcessTensors, local_tensors
 from erniekit.model.parameter_memory import allocate, host_array, place_rows
 from erniekit.model.quantization.packed import PackedWeight, packed_weight
+from erniekit.model.storage.code_offsets import contents_with_offsets, specs_with_offsets
 from erniekit.model.storage.grown_weights import GrownWeights
 from erniekit.model.storage.layouts import StoredWeights, open_weights
 from erniekit.model.storage.matrix_reading import read_matrix
@@ -28,10 +28,12 @@ from erniekit.model.storage.safetensors import StoredTensor
 from erniekit.model.storage.shards import write_weight_files
 from erniekit.model.storage.stacked_tensors import stacked_contents, stacked_specs
 from erniekit.model.storage.tied_head import contents_with_head, specs_with_head
+from erniekit.model.storage.wrapped_weights import WrappedWeights
 from erniekit.model.tensor_parallel import TensorParallel
 from erniekit.model.vocabulary import NEW_ROWS
 
 GENERATION_CONFIG_FILE = "generation_config.json"
+Weights = StoredWeights | WrappedWeights | GrownWeights
 MAX_SHARD_BYTES = 5 * 10**9
 _CHUNK_BYTES = 4 << 20
 
@@ -46,7 +48,7 @@ def named_weights(decoder: Decoder) -> dict[str, paddle.Tensor]:
         file_name(prefix + name): parameter
         for prefix, block in decoder.named_blocks()
         for name, parameter in block.named_parameters()
-        if ".adapter." not in f".{name}" and name != NEW_ROWS
+        if ".adapter." not in f".{name}" and name.rpartition(".")[2] != NEW_ROWS
     }
 
 
@@ -68,7 +70,7 @@ def packed_weights(decoder: Decoder) -> dict[str, PackedWeight]:
 
 
 @paddle.no_grad()
-def load_weights(decoder: Decoder, source: Path | str | StoredWeights | GrownWeights) -> str:
+def load_weights(decoder: Decoder, source: Path | str | Weights) -> str:
     """Fill the decoder from a folder's safetensors files, straight into its parameters or a few MB at a time; return in
     words which layout they have.
 
@@ -78,7 +80,7 @@ def load_weights(decoder: Decoder, source: Path | str | StoredWeights | GrownWei
         ModelFileError: a file is missing or damaged, the folder was left half-written, the layout cannot be told, or
             tensors are missing, unknown or of another shape (all listed).
     """
-    stored = source if isinstance(source, (StoredWeights, GrownWeights)) else open_weights(decoder.config, source)
+    stored = source if isinstance(source, Weights) else open_weights(decoder.config, source)
     architecture = decoder.config.architecture
     for name, parameter in named_weights(decoder).items():
         transposed = stored.is_transposed(name) != architecture.is_linear(name)
@@ -107,7 +109,7 @@ def weight_reader(config: ModelConfig, folder: Path | str) -> Callable[[str], np
     return read
 
 
-def _file_axis(stored: StoredWeights | GrownWeights, name: str, decoder: Decoder, transposed: bool) -> int | None:
+def _file_axis(stored: Weights, name: str, decoder: Decoder, transposed: bool) -> int | None:
     """Return the axis of a weight in its file that tensor-parallel ranks divide; None: each has all of it."""
     axis = decoder.config.architecture.placement(name).axis if decoder.tp.size > 1 else None
     if axis is None or len(stored.shape(name)) == 1:
@@ -121,7 +123,7 @@ def _local_range(tp: TensorParallel, size: int) -> range:
 
 
 def _read_at_once(
-    stored: StoredWeights | GrownWeights,
+    stored: Weights,
     name: str,
     parameter: paddle.Tensor,
     tp: TensorParallel,
@@ -138,7 +140,7 @@ def _read_at_once(
 
 
 def _local_blocks(
-    stored: StoredWeights | GrownWeights, name: str, tp: TensorParallel, axis: int | None
+    stored: Weights, name: str, tp: TensorParallel, axis: int | None
 ) -> Iterator[tuple[slice, np.ndarray]]:
     """The blocks of this rank's slice of a weight, as the file has them; row numbers count within the slice.
 
@@ -188,6 +190,8 @@ def save_weights(
     stacked = decoder.config.architecture.stacked_experts
     specs = specs_with_head(stacked_specs(tensors, stacked), decoder.config)
     contents_of_files = contents_with_head(stacked_contents(contents, tensors, stacked), decoder.config)
+    specs = specs_with_offsets(specs, decoder.config)
+    contents_of_files = contents_with_offsets(contents_of_files, decoder.config)
     return write_weight_files(folder, specs, contents_of_files, max_shard_bytes, {"format": "pt"})
 
 
@@ -214,7 +218,7 @@ def save_model_folder(
 def save_companion_files(decoder: Decoder, folder: Path, tokenizer_files: Iterable[Path]) -> list[Path]:
     """Write what answering needs beside weights or adapters: the ids of special tokens, and the tokenizer's files."""
     config: dict[str, Any] = decoder.config.to_json()
-    config = {**config.get(TEXT_CONFIG, {}), **config}
+    config = {**config.get(decoder.config.architecture.text_key, {}), **config}
     token_ids: dict[str, object] = {
         name: config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id") if name in config
     }

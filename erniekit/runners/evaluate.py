@@ -20,6 +20,7 @@ from erniekit.build.data import (
 )
 from erniekit.build.distributed import evaluation_ranks, join_ranks, topology_and_rank
 from erniekit.build.model import announce_dense_mask, begin, initial_weights, open_model
+from erniekit.build.speech import codec_of_run
 from erniekit.build.tokenizer import speech_of
 from erniekit.config import Config
 from erniekit.data.templates.ernie import Template
@@ -29,6 +30,8 @@ from erniekit.distributed.mesh import Mesh
 from erniekit.export.model_card import TRANSCRIPTS_RECORD
 from erniekit.inference.answer_eval import SAMPLES_FILE, GenerationEvaluator, read_samples, worst_transcripts
 from erniekit.inference.error_rates import ERROR_RATES
+from erniekit.inference.sampling import Sampling
+from erniekit.inference.speaking.spoken_answers import SPEECH_FOLDER, SpokenAnswers, SpokenAnswerSettings
 from erniekit.model.decoder import Decoder
 from erniekit.runners.stages import stage_objectives
 from erniekit.terminal import escape_control_characters
@@ -96,12 +99,18 @@ def _of_transcripts(config: Config, result: EvaluationResult) -> dict[str, Any]:
 def build_generation_evaluator(
     config: Config, tokenizer: Tokenizer, template: Template | None, mesh: Mesh
 ) -> Callable[[Decoder], ExtraMetrics] | None:
-    """Build what answers held-out dialogues; None where `eval_answers` is 0. All ranks answer, the first one writes.
+    """Build what answers held-out dialogues, or speaks held-out texts; None where `eval_answers` is 0.
+
+    All ranks answer, the first one writes.
 
     Raises:
         ConfigurationError: the libraries that score answers are not installed.
     """
-    if not config.evaluation.eval_answers or template is None:
+    if not config.evaluation.eval_answers:
+        return None
+    if config.stage.reads_codes:
+        return _spoken_answers(config, tokenizer, mesh)
+    if template is None:
         return None
     samples = config.output_dir / SAMPLES_FILE if mesh.rank == 0 else Path(os.devnull)
     section = config.evaluation
@@ -119,6 +128,31 @@ def build_generation_evaluator(
     return lambda model: generation_evaluator(
         cast(Decoder, PipelineParallelDecoder(model, mesh))
     )  # stands in for it where answers are written
+
+
+def _spoken_answers(config: Config, tokenizer: Tokenizer, mesh: Mesh) -> Callable[[Decoder], ExtraMetrics] | None:
+    """Build what speaks held-out texts; None where the layers of the model are divided among ranks."""
+    if mesh.topology.pipeline > 1:
+        logger.warning("no effect: eval_answers, because texts are not spoken where pipeline stages divide the model")
+        return None
+    section, is_first, seed = config.evaluation, mesh.rank == 0, config.training.seed
+    settings = SpokenAnswerSettings(
+        section.eval_answers,
+        section.speech_judge,
+        section.text_normalizer,
+        config.output_dir / SAMPLES_FILE if is_first else Path(os.devnull),
+        config.output_dir / SPEECH_FOLDER if is_first else None,
+        config.output_dir,
+        config.speech.prompt_seconds[1],
+        config.speech.text_frontend,
+        seed,
+        config.basic.device,
+        config.lora.lora_codebooks or None,
+        config.speaking,
+        Sampling(temperature=0.0, seed=seed),
+    )
+    dataset = evaluation_dataset(config, tokenizer, None)  # every rank speaks; it is in the cache by now
+    return SpokenAnswers(dataset, tokenizer, codec_of_run(config), settings)
 
 
 def metrics_table(result: EvaluationResult) -> list[str]:
@@ -140,9 +174,9 @@ def _width(name: str) -> int:
 
 def _cells(result: EvaluationResult) -> dict[str, str]:
     metrics = {"loss": result.loss, "perplexity": result.perplexity, **result.metrics}
-    ratios = ("token_accuracy", "reward_accuracy", "exact_match", *ERROR_RATES)
+    ratios = ("exact_match", *ERROR_RATES)
     return {
-        name.replace("_", " "): f"{value:.1%}" if name in ratios else f"{value:,.4g}"
+        name.replace("_", " "): f"{value:.1%}" if name in ratios or "accuracy" in name.split("_") else f"{value:,.4g}"
         for name, value in metrics.items()
         if value is not None
     }
@@ -155,7 +189,7 @@ def _show_samples(output_dir: Path) -> None:
     for sample in worst:
         logger.info(_shown(sample, f"{sample['place']}  (WER {sample['wer']:.1%})"))
     for sample in read_samples(output_dir, SAMPLES_SHOWN):
-        if not (worst and "wer" in sample):
+        if "messages" in sample and not (worst and "wer" in sample):
             question = sample["messages"][-1]["content"] or sample["place"]  # a recording alone has no text
             score = f"WER {sample['wer']:.1%}" if "wer" in sample else f"rougeL {sample['rougeL']:.2f}"
             verdict = "exact" if sample["exact_match"] else score

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
+from collections.abc import Iterator
 from functools import partial
+from itertools import repeat
+from statistics import mean
+from typing import TYPE_CHECKING
 
 from erniekit.build.adapters import adapter_plan
 from erniekit.build.data import audio_of_model, sample_limits, training_dataset, training_sources
 from erniekit.build.model import begin, initial_weights, open_model
 from erniekit.config import Config
+from erniekit.data.batch import Batch
 from erniekit.data.collate import collate
 from erniekit.data.formats.problems import ProblemList, SkippedRecords, SourceProblems
 from erniekit.data.formats.registry import FORMATS
@@ -25,9 +31,15 @@ from erniekit.runners.stages import stage_objectives
 from erniekit.training.optim.adamw import build_optimizer, trainable_parameters
 from erniekit.training.step import NotFiniteError, train_step
 
+if TYPE_CHECKING:
+    from erniekit.runners.overfit_speech import RecordingToLearn
+
 logger = logging.getLogger(__name__)
 
 SECONDS = 50.0
+SPEAK_EVERY = 10.0  # seconds, once the loss is where it should be
+LEARNED = 0.99  # the share of the codes of a recording
+RECENT_STEPS = 10
 GOAL, GOAL_OF_PAIRS = 0.1, 0.8  # of the first loss; preference losses have their minimum at many places
 LEARNING_RATE_FROM_WEIGHTS, LEARNING_RATE_FROM_SCRATCH = 1e-4, 1e-3
 
@@ -35,19 +47,31 @@ LEARNING_RATE_FROM_WEIGHTS, LEARNING_RATE_FROM_SCRATCH = 1e-4, 1e-3
 def overfit_check(config: Config) -> bool:
     """Train on the first sample alone until its loss is a tenth of what it was, or a minute has passed.
 
-    A pair is learned when its chosen answer has the higher reward and the loss is four fifths of what it was.
+    A pair is learned when its chosen answer has the higher reward and the loss is four fifths of what it was, a
+    recording when the model writes 99% of its codes. Then, or at the end, the model says it, and that is written.
 
-    Everything that a run needs is exercised (files, template, model, loss, optimizer), nothing is written. The learning
-    rate is constant and at least 1e-4 (1e-3 from random weights), because a handful of steps must show an effect.
+    Everything that a run needs is exercised (files, template, model, loss, optimizer), nothing else is written. The
+    learning rate is constant and at least 1e-4 (1e-3 from random weights), because a handful of steps must show an
+    effect.
 
     Returns:
-        Whether the loss got there.
+        Whether the sample was learned.
 
     Raises:
         UserError: the configuration, the data, the model or the machine does not allow the run.
     """
     model_config, tokenizer, template = begin(config, writes_output=False)
-    location, sample = first_sample(config, tokenizer, template)
+    recording: RecordingToLearn | None = None
+    batches: Iterator[Batch]
+    if config.stage.reads_codes:
+        from erniekit.runners.overfit_speech import first_recording  # imports what speaks
+
+        recording = first_recording(config, tokenizer)
+        location, batches, goal = recording.location, recording.batches(), GOAL
+    else:
+        location, sample = first_sample(config, tokenizer, template)
+        batches = repeat(_batch_of(config, sample, tokenizer.pad_id))
+        goal = GOAL if sample.pair is None else GOAL_OF_PAIRS
     weights = initial_weights(config)
     model = open_model(config, weights, adapters=adapter_plan(config, model_config))
     model.train()
@@ -56,19 +80,16 @@ def overfit_check(config: Config) -> bool:
     parts = partial(part_of, model_config.architecture)
     optimizer = build_optimizer(parameters, config.training, num_layers=layers, lora_plus_scale=scale, part_of=parts)
     trained = list(trainable_parameters(parameters).values())
-    batch = collate([[sample]], [[0]], tokenizer.pad_id, pairs=sample.pair is not None)
-    audio = audio_of_model(config)
-    if audio is not None:
-        batch = batch.with_arrays(**audio_arrays([[sample]], batch.shape, audio))
+    batch = next(batches)
     objective = stage_objectives(config).single_batch(config, model, batch)
     floor = LEARNING_RATE_FROM_SCRATCH if weights is None else LEARNING_RATE_FROM_WEIGHTS
     lr = max(config.training.learning_rate, floor)
-    goal = GOAL if sample.pair is None else GOAL_OF_PAIRS
     logger.info(
         f"overfitting {location} ({batch.token_count} tokens, {batch.target_count} targets), learning rate {lr:g}"
     )
 
-    start, first, step = time.monotonic(), 0.0, 0
+    losses: deque[float] = deque(maxlen=1 if recording is None else RECENT_STEPS)  # draws make those of speech uneven
+    start, first, step, last_said = time.monotonic(), 0.0, 0, -SPEAK_EVERY
     while True:
         try:
             result = train_step(
@@ -80,22 +101,34 @@ def overfit_check(config: Config) -> bool:
                 f"NOT OK: {error.what} is not finite at step {step + 1}.\n  {_not_finite_hint(step, weights is None)}"
             )
             return False
-        loss, seconds = result.totals.loss, time.monotonic() - start
+        losses.append(result.totals.loss)
+        loss, seconds = mean(losses), time.monotonic() - start
         first = loss if step == 0 else first
         step += 1
         reached = loss < goal * first and result.totals.metrics.get("reward_accuracy", 1.0) == 1.0
-        if step == 1 or step % 10 == 0 or reached:
-            logger.info(f"step {step:>3}  loss {loss:.4f}  {seconds:.1f} s")
-        if reached:
-            logger.info(f"OK: the model learned the sample, loss {first:.3f} -> {loss:.3f} in {step} steps.")
+        learned, said, ends = reached and recording is None, "", seconds > SECONDS
+        if recording is not None and (ends or (reached and seconds - last_said > SPEAK_EVERY)):
+            share, said = recording.say(model)
+            learned, last_said = share >= LEARNED or (reached and ends), seconds
+        if step == 1 or step % 10 == 0 or learned or said:
+            logger.info(f"step {step:>3}  loss {loss:.4f}  {seconds:.1f} s{said}")
+        if learned:
+            logger.info(f"OK: the model learned the sample, loss {first:.3f} -> {loss:.3f} in {step} steps{said}.")
             return True
-        if seconds > SECONDS:
+        if ends:
             logger.info(
-                f"NOT OK: the loss only went from {first:.3f} to {loss:.3f} in {step} steps.\n"
+                f"NOT OK: the loss only went from {first:.3f} to {loss:.3f} in {step} steps{said}.\n"
                 "  Look at the sample with `erniekit preview`, and try a higher learning_rate or less dropout. "
                 "A large model on a slow machine may only need more time."
             )
             return False
+        batch = next(batches)
+
+
+def _batch_of(config: Config, sample: Sample, pad_id: int) -> Batch:
+    batch = collate([[sample]], [[0]], pad_id, pairs=sample.pair is not None)
+    audio = audio_of_model(config)
+    return batch if audio is None else batch.with_arrays(**audio_arrays([[sample]], batch.shape, audio))
 
 
 def first_sample(config: Config, tokenizer: Tokenizer, template: Template | None) -> tuple[str, Sample]:

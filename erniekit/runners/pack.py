@@ -19,7 +19,8 @@ def pack_data(config: Config, target: Path) -> None:
     """Write the first epoch of a training run to the folder `target`.
 
     Raises:
-        UserError: the data cannot be used, is packed already, or `target` cannot be written.
+        UserError: the data cannot be used, is packed already, or is drawn anew in each epoch; or `target` cannot be
+            written.
     """
     for line in config.messages:
         logger.info(line)

@@ -22,14 +22,17 @@ from erniekit.build.data import (
 from erniekit.build.model import open_tokenizer
 from erniekit.build.preflight import preflight
 from erniekit.config import Config
+from erniekit.data.ar_nar_codes import ArNarCodes
 from erniekit.data.batch import Batch
 from erniekit.data.dataset import Dataset
+from erniekit.data.masked_codes import MaskedCodes
 from erniekit.data.media.clip import PlacedClip
 from erniekit.data.media.errors import describe_clip
 from erniekit.data.recording_report import RecordingReport, check_recordings
 from erniekit.data.templates.ernie import IGNORE_INDEX
 from erniekit.data.tokenizers.tokenizer import Tokenizer
 from erniekit.errors import DataError
+from erniekit.runners.preview_codes import stretches
 from erniekit.terminal import escape_control_characters
 from erniekit.training.optim.schedules import check_schedule_fits
 
@@ -67,18 +70,29 @@ def render_batch(
             parts = [slice(start, end)]
             if pair is not None:
                 parts = [slice(start + pair.chosen, start + pair.rejected), slice(start + pair.rejected, end)]
-            targets = " + ".join(f"{int((batch.labels[row, part] != IGNORE_INDEX).sum()):,}" for part in parts)
+            targets = " + ".join(f"{_targets(batch, row, part):,}" for part in parts)
             location = escape_control_characters(dataset.location(index))
             heading = f"--- {what[:-1]} {number}: {location}, positions {start:,}-{end - 1:,}, {targets}"
             lines.append(_styled(f"{heading} targets", HEADING, color))
             spoken = _decoder(tokenizer, dataset, dataset.sample(index).clips)
-            if pair is None:
+            if batch.codes_view is not None:
+                assert isinstance(dataset.drawing, MaskedCodes | ArNarCodes), "which make batches of codes"
+                pieces = stretches(batch, row, start, end, spoken, dataset.drawing)
+                lines.append("".join(_shown(text, trained, color) for trained, text in pieces))
+            elif pair is None:
                 lines.append(_document(batch, spoken, row, start, end, color))
             else:
                 lines += _pair(batch, spoken, row, start, parts, color)
         if len(spans) > documents:
             lines.append(_styled(f"--- and {len(spans) - documents} more {what}", HEADING, color))
     return "\n".join(lines)
+
+
+def _targets(batch: Batch, row: int, part: slice) -> int:
+    """The number of labels of some positions."""
+    view = batch.codes_view
+    of_codes = 0 if view is None else int((view.labels[row, part] != IGNORE_INDEX).sum())
+    return int((batch.labels[row, part] != IGNORE_INDEX).sum()) + of_codes
 
 
 def _legend(what: str, color: bool) -> str:
@@ -155,12 +169,15 @@ def _document(
 ) -> str:
     parts = []
     for trained, tokens in groupby(_tokens(batch, row, start, end, beginning), key=lambda pair: pair[0]):
-        text = decode([token for _, token in tokens])
-        if color:
-            parts.append(_styled(text, trained_style if trained else READ, color))
-        else:
-            parts.append(f"[[{text}]]" if trained else text)
+        parts.append(_shown(decode([token for _, token in tokens]), trained, color, trained_style))
     return "".join(parts)
+
+
+def _shown(text: str, trained: bool, color: bool, trained_style: str = TRAINED) -> str:
+    """A stretch of text, marked where it is trained."""
+    if color:
+        return _styled(text, trained_style if trained else READ, color)
+    return f"[[{text}]]" if trained else text
 
 
 def _tokens(batch: Batch, row: int, start: int, end: int, beginning: bool) -> Iterator[tuple[bool, int]]:

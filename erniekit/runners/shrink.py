@@ -19,6 +19,7 @@ from erniekit.config.values import format_value
 from erniekit.distributed.topology import Topology, topology_from
 from erniekit.environment import import_paddle
 from erniekit.errors import ConfigurationError
+from erniekit.runners.shrink_codes import RECORDS, codes_parameters, write_codes
 
 if TYPE_CHECKING:
     from erniekit.config import Config
@@ -33,6 +34,7 @@ DATA = {  # of each kind of records: files to train and to evaluate on, and thei
     "pairs": ("preference-train", "preference-eval", "erniekit"),
 }
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
+CODES = "codes"  # the folder of codes that are written
 EXAMPLES = Path(erniekit.__file__).parents[1] / "examples"
 
 
@@ -63,7 +65,9 @@ def shrink(config: Config, model: ModelConfig, vocabulary: int) -> ShrunkRun:
     asked = topology_from(config)
     topology = _shrunk_topology(asked, data=config.distributed.moe_group == "data")
     small = _tiny_model(config, model, vocabulary)
-    parameters = _shipped_inputs(config) | _short_run(config) | _degrees(config, topology, small.num_hidden_layers)
+    parameters = (
+        _shipped_inputs(config, small) | _short_run(config) | _degrees(config, topology, small.num_hidden_layers)
+    )
     # The miniature runs on a CPU; that these have no effect there is no news.
     parameters |= {item.name: item.default for item in config.gpu_only_parameters()}
     parameters["hadamard_block_size"] = min(config.fp8.hadamard_block_size, 32)
@@ -81,6 +85,11 @@ def shrink_overrides(config: Config) -> tuple[list[str], int, list[str]]:
     Raises:
         ConfigurationError: the model's shape is not known here, or the shipped examples are not.
     """
+    if config.stage.reads_codes:
+        raise ConfigurationError(
+            f"--shrink has no codec for stage {config.stage.name}; `--try` trains on one recording of its data, and "
+            "`erniekit validate --world-size N` checks its layout"
+        )
     model = known_model_config(config)
     if isinstance(model, str):
         raise ConfigurationError(f"--shrink needs the shape of the model: {model}")
@@ -89,11 +98,13 @@ def shrink_overrides(config: Config) -> tuple[list[str], int, list[str]]:
         raise ConfigurationError(f"--shrink needs the project's examples, and {EXAMPLES} does not exist")
     vocabulary = json.loads((source / "config.json").read_text(encoding="utf-8"))["vocab_size"]
     shrunk_run = shrink(config, model, vocabulary)
-    folder = Path(f"{config.basic.output_dir}-shrunken").expanduser() / "model"
+    folder = _home(config) / "model"
     folder.mkdir(parents=True, exist_ok=True)
     for name in TOKENIZER:
         shutil.copy(source / name, folder / name)
     _write_model(shrunk_run.model, config.training.seed, folder)
+    if config.stage.reads_codes:
+        write_codes(shrunk_run.model, _home(config) / CODES, config.training.seed)
     own = shrunk_run.parameters | {"model_name_or_path": str(folder), "output_dir": str(folder.parent / "run")}
     present = config.resolved()
     words = [f"{name}={_override_text(value)}" for name, value in own.items() if value != present[name]]
@@ -151,6 +162,7 @@ def _tiny_model(config: Config, model: ModelConfig, vocabulary: int) -> ModelCon
         head_dim=32,  # so that half of the inputs of any linear layer are whole groups and blocks of quantisation
         own={**_shortened_lists(model), **model.architecture.small_values},
         other_keys={},
+        wrapped=None,
     )
     if not model.moe_num_experts:
         return small
@@ -175,22 +187,29 @@ def _shortened_lists(model: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _shipped_inputs(config: Config) -> dict[str, Any]:
-    """The written model and shipped data in place of the user's."""
-    train, held_out, kind = DATA[config.stage.records]
+def _shipped_inputs(config: Config, model: ModelConfig) -> dict[str, Any]:
+    """The written model and shipped data in place of the user's; codes are written, too."""
+    codes = _home(config) / CODES
+    if config.stage.reads_codes:
+        train, held_out, kind = (str(codes / RECORDS),) * 2 + ("codes",)
+    else:
+        train, held_out, kind = DATA[config.stage.records]
+        train, held_out = _data_file(train), _data_file(held_out)
     evaluated = {
-        "eval_dataset_path": [_data_file(held_out)],
+        "eval_dataset_path": [held_out],
         "eval_dataset_type": [kind],
         "eval_dataset_prob": [1.0],
     }
     whole = {"eval_split": 0.0} if config.evaluation.eval_split else {}
-    return (evaluated if config.basic.do_eval else {}) | {
+    own = evaluated if config.basic.do_eval else {}
+    own |= codes_parameters(config, model, codes) if config.stage.reads_codes else {}
+    return own | {
         **whole,
         "continue_training": True,
         "from_hf_hub": False,
         "from_aistudio": False,
         "from_modelscope": False,
-        "train_dataset_path": [_data_file(train)],
+        "train_dataset_path": [train],
         "train_dataset_type": [kind],
         "train_dataset_prob": [1.0],
         "ref_model_name_or_path": "",
@@ -200,9 +219,13 @@ def _shipped_inputs(config: Config) -> dict[str, Any]:
         "overwrite_output_dir": True,
         "hf_hub_id": "",
         "report_to": [],
-        "logging_dir": str(Path(f"{config.basic.output_dir}-shrunken").expanduser() / "run" / "logs"),
+        "logging_dir": str(_home(config) / "run" / "logs"),
         "device": "cpu",
     }
+
+
+def _home(config: Config) -> Path:
+    return Path(f"{config.basic.output_dir}-shrunken").expanduser()
 
 
 def _data_file(name: str) -> str:

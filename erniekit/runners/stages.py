@@ -16,6 +16,7 @@ from erniekit.build.objectives import (
     preference_evaluation_objective,
     preference_objective_of_batch,
     preference_objectives,
+    speech_objective,
     supervised_objective,
 )
 from erniekit.config import Config
@@ -63,7 +64,21 @@ PREFERENCE = StageObjectives(
     single_batch=preference_objective_of_batch,
     prepare_model=freeze_mtp,
 )
-STAGES: Mapping[str, StageObjectives] = {"PT": SUPERVISED, "SFT": SUPERVISED, "DPO": PREFERENCE}
+
+
+def _speech_objectives(
+    config: Config, model: Decoder, data: RunData, checkpoint: Path | None, ranks: Ranks, mesh: Mesh
+) -> tuple[Objective, Objective]:
+    objective = speech_objective(config, model)
+    return objective, objective
+
+
+SPEECH = StageObjectives(
+    training=_speech_objectives,
+    evaluation=lambda config, model, ranks, mesh: speech_objective(config, model),
+    single_batch=lambda config, model, batch: speech_objective(config, model),
+)
+STAGES: Mapping[str, StageObjectives] = {"PT": SUPERVISED, "SFT": SUPERVISED, "DPO": PREFERENCE, "TTS": SPEECH}
 assert STAGES.keys() == DECLARED.keys()
 
 

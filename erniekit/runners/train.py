@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 
 from paddle import Tensor
@@ -20,15 +21,19 @@ from erniekit.build.checkpoint import (
     shards_of,
 )
 from erniekit.build.checks import read_generation_config
-from erniekit.build.data import RunData, open_local_data, plan_run_data
+from erniekit.build.data import RunData, open_local_data, plan_run_data, training_sources
 from erniekit.build.distributed import join_ranks, moment_storage, optimizer_and_ranks, topology_and_rank
 from erniekit.build.model import announce_dense_mask, begin, model_folder, open_model
 from erniekit.build.parts import relative_learning_rates
-from erniekit.build.precision import initial_loss_scale
+from erniekit.build.precision import initial_loss_scale, loss_scale_bounds
+from erniekit.build.speech import codec_of_run
 from erniekit.config import Config
 from erniekit.data.loader import prefetch
+from erniekit.data.split import read_part
 from erniekit.data.templates.ernie import published_files
+from erniekit.data.units import SpokenText
 from erniekit.distributed.topology import Topology
+from erniekit.inference.speaking.text import measured_rate, write_speech_rate
 from erniekit.launch.data_ahead import wait_for_data
 from erniekit.model.decoder import Decoder
 from erniekit.model.lora.lora import named_trainable_parameters
@@ -46,6 +51,8 @@ from erniekit.training.result import TrainResult
 from erniekit.training.trainer import Trainer
 
 logger = logging.getLogger(__name__)
+
+MEASURED_RECORDINGS = 2000  # which tell how fast a data set is spoken
 
 
 def run_training(config: Config) -> TrainResult:
@@ -76,7 +83,7 @@ def run_training(config: Config) -> TrainResult:
         shards = shards_of(config, model, ranks)
         load_own_shard(source, shards, ranks)
         master_weights = master_weight_policy(config, model_config, resumes_shards=bool(source.sharded_checkpoint))
-        tokenizer_files = tokenizer.files if config.stage.reads_text else published_files(tokenizer)
+        tokenizer_files = published_files(tokenizer) if config.stage.reads_dialogues else tokenizer.files
         writer = ModelWriter(config, model, ranks, tokenizer_files, generation)
         write_checkpoint: Callable[[Path | None], None] = writer.write
         if master_weights.stored == "as weights":
@@ -84,6 +91,8 @@ def run_training(config: Config) -> TrainResult:
 
         objective, evaluation_objective = stage.training(config, model, data, start.checkpoint, ranks, mesh)
         answers = None if held_out is None else build_generation_evaluator(config, tokenizer, template, mesh)
+        if config.stage.reads_codes:
+            _tell_codes(config, writes=ranks.is_main_process)
         trainer = Trainer(
             model=model,
             parameters=parameters,
@@ -103,6 +112,7 @@ def run_training(config: Config) -> TrainResult:
             ranks=ranks,
             shards=shards,
             initial_loss_scale=initial_loss_scale(config),
+            loss_scale_bounds=loss_scale_bounds(config),
             read_steps=lambda first, stop: prefetch(data.plan, first, data.workers, stop),
             relative_learning_rates=relative_learning_rates(
                 config, model_config, source.adapters.settings if source.adapters else None
@@ -110,6 +120,21 @@ def run_training(config: Config) -> TrainResult:
             describe_sample=data.plan.dataset.location,
         )
         return trainer.fit(start)
+
+
+def _tell_codes(config: Config, *, writes: bool) -> None:
+    """Log which codes are read, and write down how fast the data is spoken as far as its first recordings tell: so long
+    the model takes for a text later, where nobody says it."""
+    codec = codec_of_run(config)
+    logger.info(f"codes: {codec}")
+    if not writes or not codec.frame_rate:
+        return
+    items = chain.from_iterable(map(read_part, training_sources(config)))
+    spoken = (record for item in items if isinstance(item, tuple) and isinstance(record := item[1], SpokenText))
+    first = islice(spoken, MEASURED_RECORDINGS)
+    rate = measured_rate((record.text, record.shape[1] / codec.frame_rate) for record in first)
+    if rate is not None:
+        write_speech_rate(config.output_dir, rate)
 
 
 def _describe_optimizer(config: Config, parameters: Mapping[str, Tensor], topology: Topology) -> None:

@@ -1,15 +1,20 @@
 """Commands of the user to a running training, and stop signals: lines on its terminal or in `output_dir/control`.
 
-    save          save a checkpoint now
-    quit          save a checkpoint and stop
-    eval          evaluate now
-    status        report the run's progress
-    lr 1e-4       use this learning rate from the next step on, whatever the schedule says
-    lr schedule   go back to the schedule
+    save              save a checkpoint now
+    quit              save a checkpoint and stop
+    eval              evaluate now
+    export            write the model as it is now into `output_dir/export-STEP`
+    status            report the run's progress
+    time              say how long a step takes and when the run ends; `time to 3000`: when that step is made
+    lr 1e-4           use this learning rate from the next step on, whatever the schedule says
+    lr schedule       go back to the schedule
+    loss_scale 1024   use this loss scale from the next step on (float16); overflows and growth change it as before
+    save@3000         do this once 3,000 steps are made; so with each command above
+    events            list what is still to come; `events clear` forgets it
 
 The file is read and removed between two steps. A process that still has it open may continue to write until there is a
 new file; a line without an end waits for its rest until the next look. The first rank reads; all ranks obey at the same
-step.
+step. What is to come at a later step is part of checkpoints, so a resumed run does it, too.
 """
 
 from __future__ import annotations
@@ -24,24 +29,39 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import IO, TYPE_CHECKING, NamedTuple
+from typing import IO, NamedTuple
 
 from erniekit.environment import answer_stop_signals
 
-if TYPE_CHECKING:
-    from erniekit.training.checkpoint.state import TrainerState
-
-
-COMMANDS = ("save", "quit", "eval", "status", "lr")
+WORDS = ("save", "quit", "eval", "export", "status", "time", "events", "events clear")  # commands without a number
+NUMBERS = {
+    "lr": "a learning rate, such as `lr 1e-4`, or `lr schedule`",
+    "loss_scale": "a number, such as `loss_scale 1024`",
+}
+COMMANDS = "save, quit, eval, export, status, time, lr X, loss_scale X, events, events clear and COMMAND@STEP"
 CONTROL_FILE = "control"
 _MAX_BYTES = 4096  # bytes of a file that are read at once; longer input is not meant for us
 
 
 class Command(NamedTuple):
-    """One of `COMMANDS`; for `lr` also the learning rate, None for the schedule's."""
+    """What a line asks for.
+
+    Attributes:
+        name: one of `WORDS` or of `NUMBERS`.
+        value: of `lr` the learning rate, None for the schedule's; of `loss_scale` the scale; of `time` a step.
+        step: the number of finished steps at which it happens; None: now.
+    """
 
     name: str
     value: float | None = None
+    step: int | None = None
+
+    def __str__(self) -> str:
+        """The line that asks for it."""
+        value = "" if self.value is None else f" {self.value:.15g}"
+        words = {"lr": f"lr{value or ' schedule'}", "time": f"time to{value}" if value else "time"}
+        line = words.get(self.name, f"{self.name}{value}")
+        return line if self.step is None else f"{line}@{self.step}"
 
 
 def parse(line: str) -> Command:
@@ -50,21 +70,52 @@ def parse(line: str) -> Command:
     Raises:
         ValueError: the line is not a command; the message lists the commands.
     """
-    word, *rest = line.casefold().split() or [""]
-    if word == "lr" and rest == ["schedule"]:
+    what, at, when = line.casefold().rpartition("@")
+    if not at:
+        return _parse_command(line, line)
+    command = _parse_command(what, line)
+    if command.name.startswith("events"):
+        raise ValueError(f"{_shown(line)}: `{command}` is answered at once, so it takes no step")
+    try:
+        return command._replace(step=_step(when))
+    except ValueError:
+        raise ValueError(f"{_shown(line)}: write the step as a number, such as `{command}@3000`") from None
+
+
+def _parse_command(text: str, line: str) -> Command:
+    """Parse the part of a line before `@STEP`."""
+    name, *rest = text.casefold().split() or [""]
+    if name == "lr" and rest == ["schedule"]:
         return Command("lr")
-    if word == "lr" and len(rest) == 1:
+    if name in NUMBERS and len(rest) == 1:
         try:
             value = float(rest[0])
         except ValueError:
             value = math.nan
         if not 0 <= value < math.inf:
-            raise ValueError(f"lr {rest[0][:80]}: write a learning rate, such as `lr 1e-4`, or `lr schedule`")
-        return Command("lr", value)
-    if word in COMMANDS and word != "lr" and not rest:
-        return Command(word)
-    shown = line.strip() if len(line) <= 80 else f"{line.strip()[:80]} ..."
-    raise ValueError(f"{shown!r} is not a command; the commands are save, quit, eval, status, lr 1e-4 and lr schedule")
+            raise ValueError(f"{name} {rest[0][:80]}: write {NUMBERS[name]}")
+        return Command(name, value)
+    if name == "time" and len(rest) == 2 and rest[0] == "to":
+        try:
+            return Command("time", _step(rest[1]))
+        except ValueError:
+            raise ValueError(f"{_shown(line)}: write the step as a number, such as `time to 3000`") from None
+    words = " ".join([name, *rest])
+    if words in WORDS:
+        return Command(words)
+    raise ValueError(f"{_shown(line)!r} is not a command; the commands are {COMMANDS}")
+
+
+def _step(text: str) -> int:
+    """Return the number of a step; it has at most 15 digits, so that JSON and `float` hold it exactly."""
+    digits = text.strip()
+    if not (digits.isascii() and digits.isdecimal() and len(digits) <= 15):
+        raise ValueError(text)
+    return int(digits)
+
+
+def _shown(line: str) -> str:
+    return line.strip() if len(line) <= 50 else f"{line.strip()[:50]} ..."
 
 
 class Commands:
@@ -202,26 +253,6 @@ def _in_foreground(terminal: int) -> bool:
         return os.tcgetpgrp(terminal) == os.getpgrp()
     except OSError:  # no terminal: a pipe can always be read
         return True
-
-
-def status_line(
-    state: TrainerState, total_steps: int, learning_rate: float, saved_step: int, writing: bool = False
-) -> str:
-    """Return the answer to `status`.
-
-    Args:
-        saved_step: -1 if nothing is saved.
-        writing: the checkpoint of `saved_step` is still being written.
-    """
-    totals = state.whole_run
-    loss = f", mean loss {totals.loss:.4f}" if totals.units else ""
-    saved = (
-        f"step {saved_step:,} is {'being written' if writing else 'saved'}" if saved_step >= 0 else "nothing is saved"
-    )
-    return (
-        f"status: {state.step:,} of {total_steps:,} steps, epoch {state.epoch:.2f}{loss}, learning rate "
-        f"{learning_rate:g}, {totals.tokens_per_second:,.0f} tokens/s; {saved}"
-    )
 
 
 # Stop signals: Ctrl-C, SIGTERM, and SIGHUP of a terminal that was closed. The first asks for an orderly stop after the

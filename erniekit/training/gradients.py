@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import paddle
 from paddle import Tensor, _C_ops
@@ -72,6 +72,7 @@ def scale_gradients(parameters: Iterable[Tensor], factor: float) -> None:
 # scaling and its reversal are exact.
 
 MAX_SCALE = 2.0**24
+SKIPPED_STEPS = 20  # overflows in a row at a floor above 1 that end a run
 
 
 @dataclass
@@ -83,22 +84,39 @@ class LossScale:
         finite_steps: steps without an overflow since the scale last changed.
         floor: an overflow does not reduce the scale below this.
         growth_interval: finite steps after which the scale is doubled.
+        ceiling: the scale does not grow above this.
+        overflows_at_floor: overflows in a row at the floor.
     """
 
     scale: float = 2.0**15
     finite_steps: int = 0
     floor: float = 1.0
     growth_interval: int = 2000
+    ceiling: float = MAX_SCALE
+    overflows_at_floor: int = 0
 
     def succeed(self) -> None:
         """Update after a step with finite gradients."""
         self.finite_steps += 1
+        self.overflows_at_floor = 0
         if self.finite_steps >= self.growth_interval:
-            self.scale, self.finite_steps = min(2 * self.scale, max(MAX_SCALE, self.scale)), 0
+            self.scale, self.finite_steps = min(2 * self.scale, max(self.ceiling, self.scale)), 0
 
     def back_off(self) -> bool:
-        """Reduce the scale after an overflow; return False if it cannot be reduced further."""
-        if self.scale <= self.floor:
-            return False
-        self.scale, self.finite_steps = max(self.scale / 2, self.floor), 0
-        return True
+        """Reduce the scale after an overflow, or stay at the floor; return False if the run must end.
+
+        At a scale of 1 it must, because the gradient itself is beyond float16. A higher floor may only be too high for
+        some batches, so it must after `SKIPPED_STEPS` overflows in a row there.
+        """
+        if self.scale > self.floor:
+            self.scale, self.finite_steps = max(self.scale / 2, self.floor), 0
+            return True
+        self.overflows_at_floor += 1
+        goes_on = self.floor > 1 and self.overflows_at_floor < SKIPPED_STEPS
+        if goes_on:
+            self.finite_steps = 0
+        return goes_on
+
+    def within(self, floor: float, ceiling: float) -> LossScale:
+        """Return this state with the bounds of another run, and the scale inside them."""
+        return replace(self, scale=min(max(self.scale, floor), ceiling), floor=floor, ceiling=ceiling)

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+UNITS = "/units"  # ends the name of the sum by which a metric is divided instead of the units of the loss
+
 
 @dataclass
 class Totals:
@@ -34,8 +36,13 @@ class Totals:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The objective's other metrics, per unit."""
-        return {name: value / self.units if self.units else 0.0 for name, value in self.sums.items()}
+        """The objective's other metrics: per unit, or per unit of their own where `NAME/units` is among the sums. What
+        has units of its own, and none of them, has no mean and is left out."""
+        own = {name.removesuffix(UNITS): value for name, value in self.sums.items() if name.endswith(UNITS)}
+        units = {name: own.get(name, self.units) for name in self.sums if not name.endswith(UNITS)}
+        return {
+            name: self.sums[name] / count if count else 0.0 for name, count in units.items() if count or name not in own
+        }
 
     @property
     def tokens_per_second(self) -> float:

@@ -23,7 +23,12 @@ from erniekit.errors import CheckpointError, TrainingError
 from erniekit.manifest import problems
 from erniekit.training.callbacks import Callback, CallbackList, TrainingRun
 from erniekit.training.checkpoint.async_save import SYNC_SAVER, AsyncSaver, Saver, SyncSaver
-from erniekit.training.checkpoint.atomic_folder import checkpoint_name, newest_complete, publish_files
+from erniekit.training.checkpoint.atomic_folder import (
+    checkpoint_name,
+    newest_complete,
+    publish_files,
+    write_folder,
+)
 from erniekit.training.checkpoint.master_weights import SEPARATE_MASTER_WEIGHTS, MasterWeightPolicy, has_master_weights
 from erniekit.training.checkpoint.quantized_state import FORMATS
 from erniekit.training.checkpoint.resume import RunIdentity, Start, check_identity, remove_superseded
@@ -46,6 +51,14 @@ from erniekit.training.checkpoint.state import (
     save_checkpoint,
     write_config,
 )
+from erniekit.training.choices import (
+    choose,
+    describe_events,
+    next_learning_rate,
+    refusal,
+    status_line,
+    take_events,
+)
 from erniekit.training.collectives import SINGLE_PROCESS, Ranks
 from erniekit.training.control import (
     NO_COMMANDS,
@@ -54,17 +67,16 @@ from erniekit.training.control import (
     ForcedStopError,
     StopRequest,
     parse,
-    status_line,
     stop_signals,
 )
 from erniekit.training.early_stopping import out_of_patience, stop_reason, update_best
 from erniekit.training.evaluation import EvaluationResult, Plan
-from erniekit.training.gradients import LossScale
+from erniekit.training.gradients import MAX_SCALE, SKIPPED_STEPS, LossScale
 from erniekit.training.metrics import Totals
 from erniekit.training.not_finite import describe_micro_batches, not_finite_error
 from erniekit.training.objectives.objective import Objective
 from erniekit.training.optim.adamw import trainable_parameters
-from erniekit.training.optim.schedules import dropout_scale, learning_rate
+from erniekit.training.optim.schedules import dropout_scale
 from erniekit.training.result import TrainResult, result_of
 from erniekit.training.step import NotFiniteError, StepResult, train_step
 
@@ -108,6 +120,7 @@ class Trainer:
     callbacks: Sequence[Callback] = ()
     commands: Commands = NO_COMMANDS  # asked on the first rank
     initial_loss_scale: float | None = None  # of a float16 run
+    loss_scale_bounds: tuple[float, float] = (1.0, MAX_SCALE)
     read_steps: ReadSteps | None = None  # default: plan.micro_batches, when its step comes
     relative_learning_rates: Mapping[str, float] = field(default_factory=dict)  # name in the log -> multiple
     describe_sample: Callable[[int], str] = str  # index in the training data -> "file.jsonl:17"
@@ -116,7 +129,7 @@ class Trainer:
     last_evaluation: EvaluationResult | None = field(default=None, init=False)
     _saver: Saver = field(default=SYNC_SAVER, init=False)
     _saved_step: int = field(default=-1, init=False)
-    _saved_learning_rate: float | None = field(default=None, init=False)  # what a user had chosen then
+    _saved_choices: Mapping[str, Any] = field(default_factory=dict, init=False)  # those of the user then
     _stopped_by: int | None = field(default=None, init=False)
     _quit_requested: bool = field(default=False, init=False)
 
@@ -170,20 +183,22 @@ class Trainer:
 
     def _begin(self, start: Start) -> None:
         if self.initial_loss_scale is not None:
-            self.state.loss_scale = LossScale(self.initial_loss_scale)
+            floor, ceiling = self.loss_scale_bounds
+            self.state.loss_scale = LossScale(self.initial_loss_scale, floor=floor, ceiling=ceiling)
         if start.checkpoint is not None:
             for warning in check_identity(load_identity(start.checkpoint), self.identity, start.checkpoint):
                 logger.warning(warning)
             for change in changed_parameters(start.checkpoint, self.resolved_config):
                 logger.info(f"changed since the checkpoint: {change}")
             fresh, self.state = self.state, load_state(start.checkpoint)
-            if self.initial_loss_scale is None or self.state.loss_scale is None:
-                self.state.loss_scale = fresh.loss_scale
-            same_folder = start.checkpoint.resolve().parent == self.config.output_dir.resolve()
-            self._saved_step, self._saved_learning_rate = (
-                self.state.step if same_folder else -1,
-                self.state.learning_rate,
+            wanted, stored_scale = fresh.loss_scale, self.state.loss_scale
+            self.state.loss_scale = (
+                wanted if wanted is None or stored_scale is None else stored_scale.within(wanted.floor, wanted.ceiling)
             )
+            if self.state.events:
+                logger.info(f"{describe_events(self.state.events)}; `events clear` forgets them")
+            same_folder = start.checkpoint.resolve().parent == self.config.output_dir.resolve()
+            self._saved_step, self._saved_choices = self.state.step if same_folder else -1, self.state.choices
             if self.config.checkpoint.ignore_load_lr_and_optim:
                 logger.info("ignore_load_lr_and_optim: AdamW starts with fresh moments, which is not bit-exact")
             else:
@@ -252,30 +267,32 @@ class Trainer:
         return self._stopped_by is not None or self._quit_requested
 
     def _execute(self, command: Command) -> None:
-        step = self.state.step
-        if command.name == "save":
+        """Do what a command says, remember it for a later step, or say why that is not possible in this run."""
+        name, step = command.name, self.state.step
+        if problem := refusal(command, self.state, self.total_steps):
+            logger.error(problem)
+        elif command.step is not None or name not in ("save", "quit", "eval", "export", "status"):
+            logger.info(choose(command, self.state, self.total_steps, self.config.training))
+        elif name == "save":
             self._save()
             logger.info(f"save: {'writing' if self._saver.writing else 'saved'} {checkpoint_name(step)}")
-        elif command.name == "quit":
+        elif name == "quit":
             self._quit_requested = True
-        elif command.name == "eval" and self.run_evaluation is None:
+        elif name == "eval" and self.run_evaluation is None:
             logger.info(
                 "eval: this run has no held-out data; it needs do_eval: true and eval_dataset_path or eval_split"
             )
-        elif command.name == "eval":
+        elif name == "eval":
             self.evaluate()
-        elif command.name == "lr":
-            self.state.learning_rate = command.value
-            origin = "the schedule's" if command.value is None else "until `lr schedule`"
-            logger.info(f"lr: step {step + 1} has a learning rate of {self._learning_rate():g}, {origin}")
+        elif name == "export":
+            self._export()
         else:
             saved, writing = self._saved_step, bool(self._saver.writing)
             logger.info(status_line(self.state, self.total_steps, self._learning_rate(), saved, writing))
 
     def _learning_rate(self) -> float:
         """Of the next step."""
-        chosen = self.state.learning_rate
-        return learning_rate(self.state.step, self.config.training, self.total_steps) if chosen is None else chosen
+        return next_learning_rate(self.state, self.total_steps, self.config.training)
 
     def _step(self, batches: Sequence[Any]) -> StepResult:
         step, tried = self.state.step, self.state.loss_scale.scale if self.state.loss_scale else 1.0
@@ -296,9 +313,14 @@ class Trainer:
             )
         except NotFiniteError as error:
             raise self._not_finite(error, batches) from None
-        if result.overflowed and self.state.loss_scale is not None:
-            now = f"{tried:,.0f}; the next step has {self.state.loss_scale.scale:,.0f}"
-            logger.info(f"step {step + 1}: skipped, a gradient overflows at the loss scale {now}")
+        scale = self.state.loss_scale
+        if result.overflowed and scale is not None:
+            skipped = f"step {step + 1}: skipped, a gradient overflows at the loss scale {tried:,.0f}"
+            if scale.overflows_at_floor:
+                bound = f"the lower bound (min_loss_scale): {scale.overflows_at_floor} in a row"
+                logger.warning(f"{skipped}, {bound}, {SKIPPED_STEPS} end the run")
+            else:
+                logger.info(f"{skipped}; the next step has {scale.scale:,.0f}")
         elif not result.updated:
             logger.info(f"step {step + 1}: skipped, its batches hold no {self.objective.unit}")
         return result
@@ -325,6 +347,8 @@ class Trainer:
             is_best = update_best(state.best, self.evaluate().record(), state.step, judged)
             if self._stops_early():
                 logger.info(stop_reason(state.best, judged))
+        for event in take_events(state.events, state.step):  # before a save, which then holds what they change
+            self._execute(event)
         saves = happens(config.checkpoint.save_strategy, config.checkpoint.save_steps)
         if saves or (is_best and judged.load_best_model_at_end):
             self._save()
@@ -376,7 +400,17 @@ class Trainer:
             keep=[best] if best else [],
         )
         if self._saved_step != state.step:  # otherwise the checkpoint has stayed as it was
-            self._saved_step, self._saved_learning_rate = state.step, state.learning_rate
+            self._saved_step, self._saved_choices = state.step, state.choices
+
+    def _export(self) -> None:
+        """Write the model as it is now into a folder of its own, which no limit of checkpoints removes."""
+        folder = self.config.output_dir / f"export-{self.state.step}"
+        self._saver.wait()
+        if self.ranks.is_main_process:
+            write_folder(folder, self.write_model)
+        else:
+            self.write_model(None)
+        logger.info(f"export: {folder} holds the model after step {self.state.step:,}")
 
     def _save_final_model(self) -> None:
         self._saver.wait()
@@ -411,9 +445,10 @@ class Trainer:
         if self._saved_step != self.state.step:
             self._save()
         self._saver.wait()
-        if self.state.learning_rate != self._saved_learning_rate:
+        if later := [name for name, value in self.state.choices.items() if value != self._saved_choices.get(name)]:
             saved = checkpoint_name(self._saved_step)
-            logger.info(f"{saved} was saved before `lr`: give the command again to the run that resumes from it")
+            what = " and ".join(f"`{name}`" for name in later)
+            logger.info(f"{saved} was saved before {what}: give the command again to the run that resumes from it")
         logger.info(f"stopped after step {self.state.step}; continue with resume_from_checkpoint=true")
 
     def _not_finite(self, error: NotFiniteError, batches: Sequence[Any]) -> TrainingError:

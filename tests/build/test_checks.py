@@ -100,7 +100,7 @@ def test_transcripts_need_the_library_of_error_rates_alone(monkeypatch: pytest.M
             basic=SimpleNamespace(do_eval=True),
             training=SimpleNamespace(train_dataset_type=train),
             evaluation=SimpleNamespace(**sections),
-            stage=SimpleNamespace(reads_text=False),
+            stage=SimpleNamespace(reads_codes=False, answer_metrics=("eval_bleu",)),
         )
 
     checks.check_scoring_libraries(config("erniekit"))
@@ -120,6 +120,8 @@ def test_packed_data_is_packed_no_more() -> None:
     checks.refuse_packed_data(_config())
     with pytest.raises(UserError, match="packed already"):
         checks.refuse_packed_data(_config(train_dataset_type="packed"))
+    with pytest.raises(UserError, match="differ from epoch to epoch"):
+        checks.refuse_packed_data(_config(stage="TTS"))
 
 
 def _json(folder: Path, **values: Any) -> None:

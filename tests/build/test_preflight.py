@@ -59,6 +59,8 @@ def _listen(folder: Path) -> None:
 WEIGHTS = "model.safetensors"
 BASE = {"continue_training": True}
 LORA = BASE | {"lora": True}
+SIZES = {"codec_levels": 8, "codebook_size": 1024}
+TTS = {"stage": "TTS", "train_dataset_path": str(ROOT / "examples/data/codes-train.jsonl")}
 
 # (what is done to a copy of the model folder, parameters, a word of the message; "" where the run begins)
 CASES: dict[str, tuple[Change, dict[str, Any], str]] = {
@@ -136,6 +138,13 @@ CASES: dict[str, tuple[Change, dict[str, Any], str]] = {
     "a reference with another vocabulary": (
         lambda folder: None,
         {"stage": "DPO", "ref_model_name_or_path": "{other}"}, "their tokenizers differ",
+    ),
+    "a decoder that learns to speak": (lambda folder: None, TTS | BASE | SIZES, ""),
+    "one that learns to speak level by level": (lambda folder: None, TTS | SIZES | {"tts_objective": "ar_nar"}, ""),
+    "codes of an unknown codec": (lambda folder: None, TTS, "it is not known of which codec"),
+    "adapters of new tables": (lambda folder: None, TTS | LORA | SIZES, "the code tables are new"),
+    "codes of a hub": (
+        lambda folder: None, TTS | SIZES | {"train_dataset_path": "org/name"}, "org/name does not exist",
     ),
 }  # fmt: skip
 

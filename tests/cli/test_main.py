@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from erniekit import __version__
-from erniekit.cli import MISSING_VERBS, OTHER_VERBS, VERBS, main
+from erniekit.cli import MISSING_VERBS, MODULES, OTHER_VERBS, VERBS, main
 from erniekit.errors import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +30,7 @@ def test_no_words_and_help_list_every_verb(capsys: pytest.CaptureFixture[str]) -
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_has_a_module_and_help(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert callable(importlib.import_module(f"erniekit.cli.{verb}").run)
+    assert callable(importlib.import_module(f"erniekit.cli.{MODULES.get(verb, verb)}").run)
     assert main([verb, "--help"]) == 0
     assert f"usage: erniekit {verb}" in capsys.readouterr().out
     assert main(["help", verb]) == 0

@@ -442,12 +442,14 @@ def test_a_budget_of_tokens_takes_the_place_of_packing() -> None:
     assert load(batch_tokens=4096, max_sample_len=4096).acceleration.max_sample_len == 4096
     with pytest.raises(ConfigurationError, match="no sample can have 20 to 10 tokens"):
         load(batch_tokens=8192, min_sample_len=20, max_sample_len=10)
-    assert load(max_batch_samples=3).messages[-1].endswith("batch_tokens is 0; it needs `batch_tokens` above 0")
+    assert load(max_batch_samples=3).messages[-1].endswith("it needs `batch_tokens` above 0 or `batch_seconds` above 0")
 
 
 def test_needs_are_followed_to_their_end() -> None:
     config = load(packing=False)
-    assert unmet_needs(PARAMETERS["buffer_size"], config.resolved()) == [when("packing"), when("batch_tokens", above=0)]
+    assert unmet_needs(PARAMETERS["buffer_size"], config.resolved()) == [
+        when("packing"), when("batch_tokens", above=0), when("batch_seconds", above=0),
+    ]  # fmt: skip
     assert unmet_needs(PARAMETERS["buffer_size"], load().resolved()) == []
 
 

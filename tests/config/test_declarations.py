@@ -19,7 +19,7 @@ from erniekit.config.registry import ALIASES, PARAMETERS, RULES, SECTIONS
 from erniekit.config.stages import STAGES
 from tests.config.samples import another_value, fulfil, load
 
-VERBS = {"train", "eval", "preview", "chat", "generate", "export", "split", "server", "codes"}
+VERBS = {"train", "eval", "preview", "chat", "generate", "export", "split", "server", "codes", "speak"}
 DEFAULTS = {name: parameter.default for name, parameter in PARAMETERS.items()}
 
 

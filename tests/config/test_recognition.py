@@ -34,6 +34,11 @@ def refusal(tmp_path: Path, text: str, name: str = "theirs.yaml") -> str:
         ("basic: {}\ntrain_sft: {}\nexecute: {}\n", "this is the configuration of ERNIE's web interface"),
         ("actor_rollout_ref: {}\nalgorithm: {}\n", "this is a file of verl"),
         ("tokenizer: {}\ncheckpointer: {}\nepochs: 1\n", "this is a file of torchtune"),
+        (
+            "tokenizer: naive\naudio_backend: vocos\nmodels: []\ntrainer: {}\ndataset: {}\n",
+            "this is the configuration of a VALL-E trainer; `erniekit import vall-e CONFIG.yaml`",
+        ),
+        ("llm_name_or_path: m\naudio_mask_id: 1024\n", "this is the training configuration of OmniVoice; `erniekit"),
     ],
 )
 def test_a_file_of_another_program_is_named_in_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:

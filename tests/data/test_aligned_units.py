@@ -228,7 +228,7 @@ def test_over_length_error_names_what_may_be_too_long_in_any_epoch(unit_tokenize
         settings = interleaving(unit_tokenizer, max_seq_len=max_seq_len, truncates=False)
         return open_dataset(
             [Source(path, ALIGNED_UNITS)], unit_tokenizer, None, max_seq_len=max_seq_len, over_length=over_length,
-            cache_dir=tmp_path / "cache", interleaving=settings,
+            cache_dir=tmp_path / "cache", drawing=settings,
         )  # fmt: skip
 
     longest = int(opened("drop", 200).longest[0])

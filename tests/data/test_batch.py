@@ -16,7 +16,7 @@ from erniekit.data.pairs import EncodedAnswer, join_pair
 from erniekit.data.templates.ernie import IGNORE_INDEX, Sample
 
 MORE_SPECS = {
-    "codes": ArraySpec("int16", "BSC", 7),
+    "pitches": ArraySpec("int16", "BSC", 7),
     "advantages": ArraySpec("float32", "BS", 0.0),
     "row_weights": ArraySpec("float64", "B", 1.0),
     "sound_features": ArraySpec("float32", "NFD", 0.0),
@@ -109,22 +109,22 @@ def test_batches_arrive_as_they_were_serialised(sent: list[Batch]) -> None:
 
 
 def test_further_arrays_of_samples_lie_at_their_positions() -> None:
-    def sample(size: int, first_code: int, **more: np.ndarray) -> Sample:
-        codes = np.arange(first_code, first_code + 2 * size, dtype=np.int16).reshape(size, 2)
+    def sample(size: int, first_pitch: int, **more: np.ndarray) -> Sample:
+        pitches = np.arange(first_pitch, first_pitch + 2 * size, dtype=np.int16).reshape(size, 2)
         ids = np.arange(size, dtype=np.int32)
-        return Sample(ids, ids, arrays={"codes": codes, **more})
+        return Sample(ids, ids, arrays={"pitches": pitches, **more})
 
     advantages = np.array([0.5, -1.0], np.float32)
     rows = [[sample(2, 10, advantages=advantages), sample(1, 20)], [sample(1, 30)], []]
-    batch = collate(rows, [[0, 1], [2], []], 0, arrays=["codes", "advantages"])
-    assert batch.arrays["codes"].tolist() == [
+    batch = collate(rows, [[0, 1], [2], []], 0, arrays=["pitches", "advantages"])
+    assert batch.arrays["pitches"].tolist() == [
         [[10, 11], [12, 13], [20, 21]],
         [[30, 31], [7, 7], [7, 7]],
         [[7, 7], [7, 7], [7, 7]],
     ]
     assert batch.arrays["advantages"].tolist() == [[0.5, -1.0, 0.0], [0.0] * 3, [0.0] * 3]
-    nothing = collate([[]], [[]], 0, arrays=["codes", "advantages"])
-    assert nothing.arrays["codes"].shape == (1, 1, 0) and nothing.arrays["advantages"].tolist() == [[0.0]]
+    nothing = collate([[]], [[]], 0, arrays=["pitches", "advantages"])
+    assert nothing.arrays["pitches"].shape == (1, 1, 0) and nothing.arrays["advantages"].tolist() == [[0.0]]
     with pytest.raises(ValueError, match=r"batch array 'row_weights': its axes are B"):
         collate(rows, [[0, 1], [2], []], 0, arrays=["row_weights"])
 
@@ -150,6 +150,6 @@ def test_an_array_that_does_not_follow_its_specification_is_named(array: np.ndar
 
 
 def test_a_name_has_one_specification() -> None:
-    register_array("codes", MORE_SPECS["codes"])
-    with pytest.raises(ValueError, match="batch array 'codes': registered already"):
-        register_array("codes", ArraySpec("int16", "BSC", 0))
+    register_array("pitches", MORE_SPECS["pitches"])
+    with pytest.raises(ValueError, match="batch array 'pitches': registered already"):
+        register_array("pitches", ArraySpec("int16", "BSC", 0))

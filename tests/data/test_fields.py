@@ -45,6 +45,10 @@ RECORDS = {
         "units": [1, 1, 2], "words": [{"word": "a", "start": 0, "end": 0.06}], "duration": 0.06, "units_per_second": 50,
     },
     "token_ids": {"input_ids": [1, 5, 6], "labels": [-100, 5, 6]},
+    "codes": {
+        "codes": [[1, 2, 3]], "text": "a", "text_pinyin": "b", "audio_duration": 0.06, "num_tokens": 3, "speaker": "s",
+        "language_id": "en", "instruct": "low", "similar": ["x"], "clean_start_token_idx": 1, "audio_path": "a.wav",
+    },
     "sharegpt": {
         "conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}], "system": "s", "tools": "[]",
     },

@@ -355,6 +355,7 @@ EXAMPLES = {
     "aligned_units": {"units": [1, 1, 2], "words": [{"word": "a", "start": 0, "end": 0.06}]},
     "token_ids": {"input_ids": [1, 5, 6], "labels": [-100, 5, 6]},
     "text": {"text": "a"},
+    "codes": {"text": "a", "codes": [[1, 2], [3, 4]]},
     "erniekit preferences": {"src": ["q"], "tgt": [], "response": [["a"], ["b"]], "sort": [1, 0]},
     "alpaca preferences": {"instruction": "q", "input": "", "chosen": "a", "rejected": "b"},
     "messages preferences": {"prompt": "q", "chosen": "a", "rejected": "b"},
@@ -380,7 +381,9 @@ def test_a_files_format_is_found_among_those_of_the_stage(kind, write_jsonl):
 @pytest.mark.parametrize("declared", FORMATS)
 def test_what_another_stage_trains_is_told(declared, write_jsonl):
     for kind, record in EXAMPLES.items():
-        if FORMATS[declared].records == "tokens" and FORMATS[kind].records != "pairs":
+        if (declared, kind) == ("codes", "asr"):
+            assert recognise(write_jsonl([record]), declared) == declared  # reading says: make codes of them first
+        elif FORMATS[declared].records == "tokens" and FORMATS[kind].records not in ("pairs", "codes"):
             assert recognise(write_jsonl([record]), declared) == kind  # which stage SFT or PT may read, too
         elif FORMATS[kind].records not in (FORMATS[declared].records, "tokens"):
             problem = recognise(write_jsonl([record]), declared)
@@ -388,7 +391,7 @@ def test_what_another_stage_trains_is_told(declared, write_jsonl):
             assert "write stage: " in problem.got and f"which stage {STAGE[declared]} reads" in problem.expected
 
 
-_STAGES = {"text": "PT", "dialogues": "SFT", "pairs": "DPO", "tokens": "PT or SFT"}
+_STAGES = {"text": "PT", "dialogues": "SFT", "pairs": "DPO", "tokens": "PT or SFT", "codes": "TTS"}
 STAGE = {kind: _STAGES[form.records] for kind, form in FORMATS.items()}
 
 

@@ -55,7 +55,7 @@ def open_aligned(path: Path, tokenizer: Tokenizer, cache: Path, **changes: Any) 
     over_length = "truncate_turns" if settings.truncates else "drop"
     return open_dataset(
         [Source(path, ALIGNED_UNITS)], tokenizer, None, max_seq_len=settings.max_seq_len, over_length=over_length,
-        cache_dir=cache, interleaving=settings,
+        cache_dir=cache, drawing=settings,
     )  # fmt: skip
 
 

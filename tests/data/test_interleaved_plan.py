@@ -51,7 +51,7 @@ def mixture(unit_tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory)
     settings = interleaving(unit_tokenizer, max_seq_len=MAX_SEQ_LEN)
     return open_dataset(
         sources, unit_tokenizer, None, max_seq_len=MAX_SEQ_LEN, over_length="truncate_turns", cache_dir=folder,
-        interleaving=settings,
+        drawing=settings,
     )  # fmt: skip
 
 
@@ -128,7 +128,7 @@ def test_what_is_too_long_in_an_epoch_is_left_out_and_told(
         settings = interleaving(unit_tokenizer, max_seq_len=max_seq_len, truncates=False)
         dataset = open_dataset(
             [source], unit_tokenizer, None, max_seq_len=max_seq_len, over_length="drop",
-            cache_dir=tmp_path, interleaving=settings,
+            cache_dir=tmp_path, drawing=settings,
         )  # fmt: skip
         return StepPlan(dataset, **{**PACKED, "max_seq_len": max_seq_len})
 

@@ -35,6 +35,8 @@ SHORT = [  # of few models and tasks, for each is run on one process first, by e
     ("ep2 over data", "moe", "sft"),
     ("tp2 x pp2 + sp", "dense", "sft"),
     ("tp2 x pp2 + sp", "dense", "new-tokens-lora"),
+    ("tp2 + sp", "dense", "tts"),
+    ("pp2", "dense", "tts-ar-nar"),
 ]
 REST = [
     *[(name, "dense", task) for name in REFERENCES_ON for task in ("dpo-lora", "dpo-copy", "kto")],
@@ -42,6 +44,7 @@ REST = [
     *[(name, "dense", task) for name in (*REFERENCES_ON[:-1], "tp4") for task in ("new-tokens", "new-tokens-lora")],
     *[(name, "moe", "new-tokens-lora") for name in ("tp2 + sp", "pp2", "sharding3 x 2", "ep2 over mp")],
     *[(name, "dense", "new-tokens-dpo-lora") for name in ("dp2", "tp2 + sp", "pp2")],
+    *[(name, "dense", task) for name in REFERENCES_ON for task in ("tts", "tts-ar-nar")],
 ]
 REST += [
     (name, model, task)

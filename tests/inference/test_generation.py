@@ -154,3 +154,13 @@ def test_repetition_penalty_acts_on_seen_tokens_of_either_sign():
     generator = np.random.default_rng(0)
     assert sample_token(logits, [0, 0], Sampling(repetition_penalty=2.0), generator) == 1
     assert sample_token(logits[2:], [0], Sampling(repetition_penalty=2.0), generator) == 1
+
+
+def test_min_p_keeps_what_is_near_the_likeliest_token():
+    probabilities = np.array([0.1, 0.4, 0.05, 0.3, 0.15])
+    logits = np.log(probabilities)
+    kept = token_probabilities(logits, Sampling(temperature=1.0, min_p=0.5))
+    np.testing.assert_allclose(kept, [0, 4 / 7, 0, 3 / 7, 0], atol=1e-12)
+    warmer = token_probabilities(logits, Sampling(temperature=2.0, min_p=0.5))  # of what the temperature leaves
+    assert (warmer > 0).tolist() == [True, True, False, True, True]
+    np.testing.assert_allclose(token_probabilities(logits, Sampling(temperature=1.0, min_p=1.0)), [0, 1, 0, 0, 0])

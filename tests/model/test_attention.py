@@ -46,6 +46,10 @@ FORMS = {
     "bidirectional documents": (columns(document_ends([4, 3, 3]), [0] * 4 + [4] * 3 + [7] * 3), False),
     "prefix documents": (columns([3, 3, 3, 5, 5, 10, 10, 10, 10, 10], [0, 0, 2, 3, 3, 5, 5, 7, 8, 9]), False),
     "nothing masked": (columns([10] * 10, [0] * 10), False),
+    "documents of both kinds, padded tail": (
+        columns([4] * 4 + [7] * 3 + [9] * 3, [0] * 4 + [4, 5, 6] + [7] * 2 + [9]),
+        False,
+    ),
     # not causal, four bounds
     "global and sliding": (
         columns([10, 10, 4, 5, 6, 7, 8, 9, 10, 10], [10] * 10, [0, 0] + [0] * 8, [0, 0, 0, 0, 3, 4, 5, 6, 7, 8]),
@@ -145,15 +149,23 @@ def test_probabilities_may_be_computed_again(monkeypatch):
 
 
 @st.composite
-def packs(draw):
-    """Document lengths of one or two rows of equal length, with a padded tail."""
+def packs(draw, both_ways=False):
+    """Documents in one or two rows of equal length, with a padded tail; with `both_ways`, some of them are read so."""
     length = draw(st.integers(1, 60))
     rows = []
     for _ in range(draw(st.integers(1, 2))):
         borders = sorted({0, length, *draw(st.lists(st.integers(0, length), max_size=6))})
         ends = document_ends(np.diff(borders))
         tail = draw(st.integers(0, length))
-        rows.append(columns(np.where(np.arange(length) >= tail, tail, np.minimum(ends, tail))))
+        places = np.arange(length)
+        ends = np.where(places >= tail, tail, np.minimum(ends, tail))
+        if not both_ways:
+            rows.append(columns(ends))
+            continue
+        lengths = np.diff(borders)
+        kinds = draw(st.lists(st.booleans(), min_size=len(lengths), max_size=len(lengths)))
+        firsts = np.where(np.repeat(kinds, lengths), places, np.repeat(borders[:-1], lengths))
+        rows.append(columns(ends, np.where(places >= tail, tail, firsts)))
     return np.concatenate(rows)
 
 
@@ -164,6 +176,17 @@ def test_packs_of_documents_equal_the_definition(indices, tile, merge_below):
     attention_module.plan_blocks = lambda x, causal: original(x, causal, tile=tile, merge_below=merge_below)
     try:
         assert_equal_to_reference(indices, True)
+    finally:
+        attention_module.plan_blocks = original
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(packs(both_ways=True), st.integers(1, 30), st.integers(1, 40))
+def test_packs_of_documents_that_are_read_both_ways_equal_the_definition(indices, tile, merge_below):
+    original = attention_module.plan_blocks
+    attention_module.plan_blocks = lambda x, causal: original(x, causal, tile=tile, merge_below=merge_below)
+    try:
+        assert_equal_to_reference(indices, False)
     finally:
         attention_module.plan_blocks = original
 

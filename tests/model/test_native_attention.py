@@ -42,6 +42,11 @@ def test_every_form_equals_the_definition(indices, causal, heads, key_heads):
     assert_equal_to_reference(indices, causal, heads=heads, key_heads=key_heads)
 
 
+def test_documents_that_are_read_both_ways_may_be_longer_than_tiles():
+    ends, firsts = document_ends([200, 90, 10, 60]), [0] * 200 + list(range(200, 290)) + [290] * 10 + [300] * 60
+    assert_equal_to_reference(columns(ends, firsts), False)
+
+
 @pytest.mark.parametrize("size", [1, 8, 32, 40, 64, 72, 80, 96, 128, 192, 256])
 def test_heads_of_any_size(size):
     indices = columns(document_ends([60, 3, 47]))

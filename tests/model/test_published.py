@@ -16,6 +16,8 @@ from erniekit.model.architectures.published import published_model
         ("baidu/ERNIE-4.5-21B-A3B-PT", 21.8),
         ("baidu/ERNIE-4.5-21B-A3B-Base-PT@main", 21.8),
         ("PaddlePaddle/ERNIE-4.5-300B-A47B-Paddle", 299),
+        ("Qwen/Qwen3-0.6B", 0.596),
+        ("k2-fsa/OmniVoice", 0.613),
     ],
 )
 def test_the_sizes_are_those_in_the_names(name: str, billions: float) -> None:
@@ -33,6 +35,6 @@ def test_as_many_weights_compute_for_a_token_as_the_name_says(size: str, billion
     assert active == pytest.approx(billions * 1e9, rel=0.15)
 
 
-@pytest.mark.parametrize("name", ["baidu/ERNIE-4.5-VL-28B-A3B-PT", "ERNIE-4.5-0.3B", "models/own", "Qwen/Qwen3-0.6B"])
+@pytest.mark.parametrize("name", ["baidu/ERNIE-4.5-VL-28B-A3B-PT", "ERNIE-4.5-0.3B", "models/own", "Qwen/Qwen3-4B"])
 def test_other_names_are_not_guessed_at(name: str) -> None:
     assert published_model(name) is None

@@ -15,13 +15,21 @@ from erniekit.model.builder import build_model
 from erniekit.model.weights import save_model_folder
 from erniekit.runners.train import run_training
 
-# Those that declare a layout of ranks run in test_layout_examples; codes.yaml is not for training.
+
+def _marks(path: Path) -> set[str]:
+    text = path.read_text(encoding="utf-8")
+    return {mark for mark in ("--world-size", "stage: TTS") if mark in text}
+
+
+# Those that declare a layout of ranks run in test_layout_examples; codes.yaml is not for training, and codes of
+# recordings are made, not shipped.
 EXAMPLES = sorted(
     path
     for path in Path("examples/configs").glob("*/*.yaml")
-    if path.name != "codes.yaml" and "--world-size" not in path.read_text(encoding="utf-8")
+    if path.name != "codes.yaml" and not {"--world-size", "stage: TTS"} & _marks(path)
 )
 SPEECH = [path for path in EXAMPLES if "train_dataset_type: asr" in path.read_text(encoding="utf-8")]
+SPEAKING = sorted(path for path in Path("examples/configs").glob("*/*.yaml") if "stage: TTS" in _marks(path))
 LISTENER = Path("examples/models/tiny-listener")
 UNITS = Path("examples/configs/quickstart/units.yaml")  # its records are made, not shipped
 
@@ -83,6 +91,11 @@ def _train_two_steps(path: Path, tmp_path: Path, own: dict[str, object]) -> None
     assert run_training(config).step == 2
     weights = "adapter_model.safetensors" if config.lora.lora else "model.safetensors"
     assert (tmp_path / "run" / weights).is_file()
+
+
+@pytest.mark.parametrize("path", SPEAKING, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_every_value_of_one_that_speaks_has_an_effect(path: Path) -> None:
+    assert [line for line in Config.load(path).messages if "no effect" in line] == []
 
 
 def test_there_are_examples() -> None:

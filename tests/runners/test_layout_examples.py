@@ -53,6 +53,7 @@ def test_every_model_has_every_method_at_every_length() -> None:
         for length in ("8k", "32k", "128k")
     }
     expected |= {f"ernie-4.5-300b-a47b/sft-fp8-{length}" for length in ("8k", "32k")}
+    expected |= {f"speech/{name}" for name in ("omnivoice-emilia", "omnivoice-emilia-64", "vall-e-64")}
     assert {_name(path) for path in COMMANDS} == expected
 
 

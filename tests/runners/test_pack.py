@@ -128,6 +128,15 @@ def test_the_verb_and_the_preview(make_config: Make, tmp_path: Path, capsys: pyt
         pack_data(make_config(**replayed(tmp_path / "packed")), tmp_path / "again")
 
 
+def test_recordings_as_codes_are_not_packed(
+    make_config: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = make_config(stage="TTS", train_dataset_type="codes").path
+    assert main(["pack", str(path), "--output", str(tmp_path / "packed")]) == 2
+    assert "stage TTS: its samples differ from epoch to epoch" in capsys.readouterr().err
+    assert not (tmp_path / "packed").exists()
+
+
 def test_what_does_not_fit_the_folder_is_refused(make_config: Make, tiny_model: Path, tmp_path: Path) -> None:
     folder = tmp_path / "packed"
     pack_data(make_config(), folder)

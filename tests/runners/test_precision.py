@@ -15,6 +15,7 @@ from erniekit.build.precision import (
     apply_mixed_precision,
     choose_kernels,
     initial_loss_scale,
+    loss_scale_bounds,
     mixed_precision,
     unknown_operators,
 )
@@ -28,7 +29,8 @@ from erniekit.native import onednn
 from ..model.tiny import tiny_model
 
 ASKED: dict[str, Any] = {
-    "fp16": True, "fp16_opt_level": "O2", "scale_loss": 4096, "amp_custom_white_list": "lookup_table matmul",
+    "fp16": True, "fp16_opt_level": "O2", "scale_loss": 4096, "min_loss_scale": 16, "max_loss_scale": 8192,
+    "amp_custom_white_list": "lookup_table matmul",
     "amp_custom_black_list": "reduce_sum", "amp_master_grad": True,
     "fuse_rope": True, "fuse_linear": True, "fuse_rms_norm": True, "fuse_swiglu": True,
 }  # fmt: skip
@@ -45,7 +47,7 @@ def test_every_parameter_arrives_on_a_gpu(
 ) -> None:
     config = make_config(**ASKED)
     assert mixed_precision(config) == MixedPrecision("float16", "O2", ("lookup_table", "matmul"), ("reduce_sum",), True)
-    assert initial_loss_scale(config) == 4096.0
+    assert initial_loss_scale(config) == 4096.0 and loss_scale_bounds(config) == (16.0, 8192.0)
     wide = make_config(bf16=True, scale_loss=4096)
     assert mixed_precision(wide) == MixedPrecision("bfloat16") and initial_loss_scale(wide) is None
     assert mixed_precision(make_config()) is None

@@ -145,6 +145,12 @@ def test_figures_of_another_objective_are_shown_by_name() -> None:
     assert (format_metrics(record), format_details(record)) == ("loss 0.5000", "another figure 0.1235")
 
 
+def test_figures_of_codes_are_shown_level_by_level() -> None:
+    record = {"step": 1, "loss": 2.5, "code_accuracy": 0.25, "loss_0": 2.25, "accuracy_0": 0.5, "text_accuracy": 0.125}
+    assert format_metrics(record) == "loss 2.5000  code accuracy 25.0%  text accuracy 12.5%"
+    assert format_details(record) == "loss 0 2.25  accuracy 0 50.0%"
+
+
 PREFERENCES = {
     "loss": 0.31, "reward_accuracy": 0.971, "reward_margin": 0.3412, "reward_chosen": 0.21, "reward_rejected": -0.13,
     "logps_chosen": -12.34567, "logps_rejected": -15.5, "kl_to_reference": -0.2334, "preference_loss": 0.31,

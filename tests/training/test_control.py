@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.numpy import load_file
 
+from erniekit.training.checkpoint.atomic_folder import checkpoint_name
 from erniekit.training.checkpoint.resume import Start, open_output_folder
 from erniekit.training.checkpoint.state import load_state
-from erniekit.training.control import CONTROL_FILE, Command, Commands, forward_commands, parse
+from erniekit.training.control import (
+    CONTROL_FILE,
+    NUMBERS,
+    WORDS,
+    Command,
+    Commands,
+    forward_commands,
+    parse,
+)
 from erniekit.training.optim.schedules import learning_rate
 from tests.training.fakes import FakePlan, Recorder, ReplayedRanks, fake_trainer
 from tests.training.test_trainer import steps_of
@@ -44,16 +55,27 @@ class ScriptedCommands:
         ("lr 1e-4", Command("lr", 1e-4)),
         ("lr  0", Command("lr", 0.0)),
         ("lr schedule", Command("lr")),
+        ("export", Command("export")),
+        ("time", Command("time")),
+        ("time to 3000", Command("time", 3000)),
+        ("loss_scale 1024", Command("loss_scale", 1024.0)),
+        ("events", Command("events")),
+        ("Events  Clear", Command("events clear")),
+        ("save@30", Command("save", step=30)),
+        ("lr 1e-4 @ 30", Command("lr", 1e-4, 30)),
+        ("lr schedule@30", Command("lr", None, 30)),
     ],
 )
 def test_lines_that_are_commands(line: str, command: Command) -> None:
     assert parse(line) == command
 
 
-@pytest.mark.parametrize("line", ["stop", "save now", "lr", "lr 1 2", "savequit"])
+@pytest.mark.parametrize("line", ["stop", "save now", "lr", "lr 1 2", "savequit", "loss_scale", "event", "go@30", "@3"])
 def test_lines_that_are_none_are_told_what_there_is(line: str) -> None:
     with pytest.raises(
-        ValueError, match=r"is not a command; the commands are save, quit, eval, status, lr 1e-4 and lr schedule"
+        ValueError,
+        match=r"is not a command; the commands are save, quit, eval, export, status, time, lr X, loss_scale X, events, "
+        r"events clear and COMMAND@STEP$",
     ):
         parse(line)
 
@@ -62,6 +84,27 @@ def test_lines_that_are_none_are_told_what_there_is(line: str) -> None:
 def test_a_learning_rate_is_a_number(value: str) -> None:
     with pytest.raises(ValueError, match=f"lr {value}: write a learning rate"):
         parse(f"lr {value}")
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("loss_scale schedule", "loss_scale schedule: write a number, such as `loss_scale 1024`"),
+        ("save@soon", "save@soon: write the step as a number, such as `save@3000`"),
+        ("lr 0.5@-1", "lr 0.5@-1: write the step as a number, such as `lr 0.5@3000`"),
+        ("time to go", "time to go: write the step as a number, such as `time to 3000`"),
+        ("events@3", "events@3: `events` is answered at once, so it takes no step"),
+    ],
+)
+def test_what_is_wrong_with_a_command_is_told(line: str, told: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        parse(line)
+    assert str(caught.value) == told
+
+
+@pytest.mark.parametrize("line", ["save@30", "lr 0.0001@7", "lr schedule@7", "loss_scale 16777216@2", "time to 3000@9"])
+def test_a_command_is_shown_as_it_is_written(line: str) -> None:
+    assert str(parse(line)) == line
 
 
 def test_the_file_is_read_once_and_removed(tmp_path: Path) -> None:
@@ -247,6 +290,91 @@ def test_a_learning_rate_that_came_after_the_checkpoint_is_told(tmp_path: Path, 
     assert sum("checkpoint-3 was saved before `lr`" in line for line in logged) == 1
 
 
+def weights_after(folder: Path) -> dict[str, np.ndarray]:
+    return load_file(folder / "model.safetensors")
+
+
+def test_commands_for_later_steps_happen_there(tmp_path: Path, logged: list[str]) -> None:
+    recorder = Recorder()
+    commands = ScriptedCommands(s1=["save@4", "export@6", "lr 0.002@5", "events"], s7=["events"])
+    trainer = fake_trainer(tmp_path, commands=commands, callbacks=[recorder])
+    trainer.fit(FRESH)
+    assert logged[:4] == [
+        "save@4: noted",
+        "export@6: noted",
+        "lr 0.002@5: noted",
+        "events: save@4, lr 0.002@5, export@6",
+    ]
+    assert "events: none" in logged and steps_of(tmp_path) == [4]
+    planned = [learning_rate(step, trainer.config.training, trainer.total_steps) for step in range(9)]
+    assert [record["learning_rate"] for record in recorder.steps] == [*planned[:5], *[0.002] * 4]
+    fake_trainer(tmp_path / "b", commands=ScriptedCommands(s5=["lr 0.002"], s6=["quit"])).fit(FRESH)
+    expected = weights_after(tmp_path / "b" / checkpoint_name(6))
+    for name, value in weights_after(tmp_path / "export-6").items():
+        np.testing.assert_array_equal(value, expected[name], err_msg=name)
+    assert f"export: {tmp_path / 'export-6'} holds the model after step 6" in logged
+
+
+def test_a_resumed_run_does_what_was_wanted_of_it(tmp_path: Path, logged: list[str]) -> None:
+    wanted = ["lr 0.002@5", "save@7", "quit@3"]
+    whole = fake_trainer(tmp_path / "whole", commands=ScriptedCommands(s1=wanted[:2]))
+    whole.fit(FRESH)
+    for saves in ({}, {"save_strategy": "steps", "save_steps": 3}):  # `quit@3` is not in a checkpoint of step 3
+        folder = tmp_path / f"stopped{len(saves)}"
+        assert fake_trainer(folder, commands=ScriptedCommands(s1=wanted), **saves).fit(FRESH).step == 3
+        with open_output_folder(folder, resume_from_checkpoint=True, overwrite_output_dir=False) as start:
+            resumed = fake_trainer(folder)
+            resumed.model.load(start.checkpoint)
+            logged.clear()
+            assert resumed.fit(start).step == 9
+        assert "events: lr 0.002@5, save@7; `events clear` forgets them" in logged
+        assert checkpoint_name(7) in {path.name for path in folder.iterdir()}
+        for name, value in whole.model.arrays().items():
+            np.testing.assert_array_equal(resumed.model.arrays()[name], value, err_msg=name)
+
+
+def test_a_checkpoint_has_what_the_commands_of_its_step_have_changed(tmp_path: Path) -> None:
+    fake_trainer(tmp_path, commands=ScriptedCommands(s1=["save@4", "lr 0.002@4", "lr schedule@6"])).fit(FRESH)
+    state = load_state(tmp_path / checkpoint_name(4))
+    assert state.learning_rate == 0.002 and state.events == [Command("lr", None, 6)]
+
+
+def test_commands_for_later_are_forgotten_or_refused(tmp_path: Path, logged: list[str]) -> None:
+    commands = ScriptedCommands(s2=["save@2", "save@10", "save@9", "export@4", "events clear", "events"])
+    fake_trainer(tmp_path, commands=commands).fit(FRESH)
+    assert logged[:6] == [
+        "save@2: write a step from 3 to 9",
+        "save@10: write a step from 3 to 9",
+        "save@9: noted",
+        "export@4: noted",
+        "events: export@4, save@9: forgotten",
+        "events: none",
+    ]
+    assert steps_of(tmp_path) == [] and not (tmp_path / "export-4").exists()
+
+
+def test_an_event_that_came_after_the_checkpoint_is_told(tmp_path: Path, logged: list[str]) -> None:
+    fake_trainer(tmp_path, commands=ScriptedCommands(s3=["save", "save@7", "quit"])).fit(FRESH)
+    told = "checkpoint-3 was saved before `COMMAND@STEP`: give the command again to the run that resumes from it"
+    assert told in logged
+
+
+def test_the_loss_scale_is_set_within_its_bounds(tmp_path: Path, logged: list[str]) -> None:
+    commands = ScriptedCommands(s2=["loss_scale 64", "loss_scale 8", "loss_scale 32@5"])
+    trainer = fake_trainer(tmp_path, commands=commands, initial_loss_scale=1024.0, loss_scale_bounds=(16.0, 4096.0))
+    trainer.fit(FRESH)
+    assert logged[:3] == [
+        "loss_scale: step 3 has a loss scale of 64",
+        "loss_scale 8: expected a number from 16 (min_loss_scale) to 4,096 (max_loss_scale)",
+        "loss_scale 32@5: noted",
+    ]
+    assert trainer.state.loss_scale is not None
+    assert (trainer.state.loss_scale.scale, trainer.state.loss_scale.finite_steps) == (32.0, 4)
+    logged.clear()
+    fake_trainer(tmp_path / "float32", commands=ScriptedCommands(s2=["loss_scale 64"])).fit(FRESH)
+    assert logged[0] == "loss_scale 64: this run has no loss scale; it needs fp16: true and a GPU"
+
+
 def test_evaluation_and_status_change_nothing(tmp_path: Path, logged: list[str]) -> None:
     recorder = Recorder()
     commands = ScriptedCommands(s1=["status"], s5=["eval", "status", "what"])
@@ -349,6 +477,6 @@ def test_no_bytes_end_a_run(tmp_path_factory: pytest.TempPathFactory, pieces: li
             file.write(piece)
         for line in commands.lines():
             try:
-                assert parse(line).name in ("save", "quit", "eval", "status", "lr")
+                assert parse(line).name in (*WORDS, *NUMBERS)
             except ValueError as error:
-                assert "is not a command" in str(error) or "write a learning rate" in str(error)
+                assert re.search("is not a command|write a learning rate|write a number|write the step", str(error))

@@ -159,6 +159,39 @@ def test_the_floor_ends_the_run_with_advice(tmp_path: Path) -> None:
     assert "micro-batch 0: " in message and "bf16: true" in message
 
 
+def test_a_floor_above_1_skips_until_too_many_overflow_in_a_row(tmp_path: Path, logged: list[str]) -> None:
+    parts = {"objective": overflowing(1e9), "initial_loss_scale": 32.0, "loss_scale_bounds": (16.0, 64.0)}
+    with pytest.raises(TrainingError, match="step 21: the gradient norm is not finite even at the loss scale 16"):
+        fake_trainer(tmp_path, total_steps=30, plan=FakePlan(120), **parts).fit(FRESH)
+    assert logged[0] == "step 1: skipped, a gradient overflows at the loss scale 32; the next step has 16"
+    assert logged[1] == (
+        "warning: step 2: skipped, a gradient overflows at the loss scale 16, the lower bound (min_loss_scale): 1 in a row, 20 "
+        "end the run"
+    )
+    assert len([line for line in logged if "in a row" in line]) == 19
+
+
+def test_overflows_at_the_floor_count_in_a_row_only() -> None:
+    scale = LossScale(16.0, floor=16.0, ceiling=64.0, growth_interval=2)
+    for _ in range(3):
+        assert all(scale.back_off() for _ in range(19))
+        scale.succeed()
+        assert (scale.scale, scale.finite_steps, scale.overflows_at_floor) == (16.0, 1, 0)
+    for _ in range(9):
+        scale.succeed()
+    assert scale.scale == 64.0  # the ceiling
+    assert [scale.back_off() for _ in range(22)] == [True] * 21 + [False]
+
+
+def test_a_resumed_run_has_the_bounds_of_its_own_configuration(tmp_path: Path) -> None:
+    fake_trainer(tmp_path, total_steps=4, initial_loss_scale=2.0**20, save_strategy="steps", save_steps=2).fit(FRESH)
+    with open_output_folder(tmp_path, resume_from_checkpoint=True, overwrite_output_dir=False) as start:
+        resumed = fake_trainer(tmp_path, initial_loss_scale=2.0**8, loss_scale_bounds=(2.0**4, 2.0**10))
+        resumed.fit(start)
+    scale = resumed.state.loss_scale
+    assert scale is not None and (scale.scale, scale.floor, scale.ceiling) == (2.0**10, 2.0**4, 2.0**10)
+
+
 def test_a_resumed_run_goes_on_with_its_scale(tmp_path: Path) -> None:
     options = {"objective": overflowing(1.0), "initial_loss_scale": 2.0**20, "save_strategy": "steps", "save_steps": 2}
     whole = fake_trainer(tmp_path / "whole", **options)

@@ -32,6 +32,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.distributed.ranks import run_ranks
+from tests.runners.coded_speech import coded_speech
 from tools.bench.marked import EXACTNESS, with_table
 from tools.parity.layout_run import ROOT, Refused, Run, make_model, run
 
@@ -142,6 +143,12 @@ PAIRS = {
     "max_prompt_len": 96,
     "sft_loss_ratio": 0.1,
 }
+CODES = {  # of recordings that `Comparison` writes
+    "stage": "TTS",
+    "train_dataset_type": "codes",
+    "eval_dataset_type": "codes",
+    "audio_codebook_weights": "3,1",
+}
 NUMBERS = {"added_token_ranges": ["{10..599}"]}  # which the records hold; two of two ranks have rows for them
 TASKS: Mapping[str, Mapping[str, Any]] = {
     "sft": DIALOGUES,
@@ -153,8 +160,16 @@ TASKS: Mapping[str, Mapping[str, Any]] = {
     "new-tokens": DIALOGUES | NUMBERS,
     "new-tokens-lora": DIALOGUES | NUMBERS | {"fine_tuning": "LoRA", "lora_rank": 4},
     "new-tokens-dpo-lora": PAIRS | NUMBERS | {"fine_tuning": "LoRA", "lora_rank": 4},
+    "tts": CODES,
+    "tts-ar-nar": CODES
+    | {
+        "tts_objective": "ar_nar",
+        "tts_tasks": "tts continuation stt",
+        "loss_factors": "0.1,0.1,1",
+        "prompt_seconds": "0.05,0.1",
+    },
 }
-IN_TABLE = ("sft", "lora", "dpo")  # the others: references of other kinds, a divergence over the whole step, new tokens
+IN_TABLE = ("sft", "lora", "dpo")  # others: references of other kinds, a divergence of the step, new tokens, codes
 
 
 @dataclass(frozen=True)
@@ -198,6 +213,11 @@ class Comparison:
         if not (folder / model).exists():
             settings = {**MODELS[model], "num_hidden_layers": layers}
             run_ranks(make_model, 1, model_folder=str(folder / model), settings=settings)
+        self._data: dict[str, Any] = {}
+        if "train_dataset_path" not in TASKS[task]:
+            codes = folder / f"codes-{task}"
+            coded_speech(codes, 60)
+            self._data = {"train_dataset_path": str(codes), "eval_dataset_path": str(codes)}
 
     def run_single_process(self) -> None:
         """Run the single process now; otherwise it runs when it is first needed."""
@@ -236,6 +256,7 @@ class Comparison:
             "max_steps": self._steps,
             "eval_steps": self._steps,
             **TASKS[self.task],
+            **self._data,
             **(MOE_PARAMETERS if self.model == "moe" else {}),
             **layout.parameters,
             "model_name_or_path": str(self._folder / self.model),

@@ -8,9 +8,15 @@ from erniekit.config.parameter import CPU_ONLY, GPU_ONLY, ConfigBuilder, Derived
 from erniekit.config.sections.distributed import WITH_PP, WITH_TP
 from erniekit.config.values import FLAG
 
+BY_TOKENS, BY_SECONDS = when("batch_tokens", above=0), when("batch_seconds", above=0)
+
 
 def _packing(builder: ConfigBuilder) -> tuple[bool, str]:
-    return (False, "because batch_tokens is set") if builder["batch_tokens"] else (True, "")
+    if builder["batch_tokens"]:
+        return False, "because batch_tokens is set"
+    if builder.stage.reads_codes and builder["batch_seconds"]:
+        return False, "because batch_seconds is set"
+    return True, ""
 
 
 @dataclass(frozen=True)
@@ -50,12 +56,12 @@ class AccelerationParameters:
         "able to run. Paths differ in the last bits of results, and Paddle's operators draw other attention dropout, "
         "so a run resumes bit for bit on the path that it began with.",
         choices=("auto", "paddle", "avx2", "avx512", "avx512_bf16"),
-        verbs=("train", "eval", "chat", "generate", "export"),
+        verbs=("train", "eval", "chat", "generate", "speak", "export"),
         devices=CPU_ONLY,
         example="avx2",
     )
     packing: bool = parameter(
-        Derived("`true`; `false` with `batch_tokens`", _packing, True),
+        Derived("`true`; `false` with `batch_tokens` or `batch_seconds`", _packing, True),
         "Concatenate several samples to one sequence of up to `max_seq_len` tokens, so that no computation is spent on "
         "padding. Samples of a pack do not attend to each other, and the positions of each start at 0. When false "
         "every sample is a separate sequence, padded to the longest of its batch.",
@@ -77,7 +83,7 @@ class AccelerationParameters:
         "closer to their order in the file.",
         minimum=1,
         unit="samples",
-        needs=(when("greedy_intokens"), when("batch_tokens", above=0)),
+        needs=(when("greedy_intokens"), BY_TOKENS, BY_SECONDS),
         verbs=("train", "eval", "preview"),
         example=10_000,
     )
@@ -95,11 +101,11 @@ class AccelerationParameters:
     )
     max_batch_samples: int = parameter(
         0,
-        "The most samples of a micro-batch made by `batch_tokens`, so that many short ones do not make a very tall "
-        "batch. 0 sets no limit.",
+        "The most samples of a micro-batch made by `batch_tokens` or `batch_seconds`, so that many short ones do not "
+        "make a very tall batch. 0 sets no limit.",
         minimum=0,
         unit="samples",
-        needs=when("batch_tokens", above=0),
+        needs=(BY_TOKENS, BY_SECONDS),
         verbs=("train", "eval", "preview"),
         example=64,
     )
@@ -108,7 +114,7 @@ class AccelerationParameters:
         "Leave out samples of fewer tokens where `batch_tokens` makes the batches; the number is printed.",
         minimum=1,
         unit="tokens",
-        needs=when("batch_tokens", above=0),
+        needs=BY_TOKENS,
         verbs=("train", "eval", "preview"),
         example=8,
     )
@@ -118,7 +124,7 @@ class AccelerationParameters:
         "`max_seq_len`, to which `over_length_policy` applies.",
         minimum=1,
         unit="tokens",
-        needs=when("batch_tokens", above=0),
+        needs=BY_TOKENS,
         verbs=("train", "eval", "preview"),
         example=2048,
     )

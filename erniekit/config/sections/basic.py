@@ -11,7 +11,7 @@ from erniekit.config.stages import ALL_STAGES
 from erniekit.config.values import DEVICE, PATH, TEXTS, WORDS, other_device
 
 TRACKERS = ("visualdl", "tensorboard")  # each is opened by `erniekit.training.callbacks.trackers`
-ALL_VERBS = ("train", "eval", "preview", "chat", "generate", "export", "server")
+ALL_VERBS = ("train", "eval", "preview", "chat", "generate", "speak", "export", "server")
 HUB_VERBS = (*ALL_VERBS, "codes")
 TEMPLATE_VERBS = ("train", "eval", "preview", "chat", "generate")
 
@@ -23,8 +23,9 @@ class BasicParameters:
     stage: str = parameter(
         "SFT",
         "The kind of training. PT continues next-token training on plain text; SFT trains on the assistant's "
-        "turns of conversations; DPO trains on pairs of a preferred and a rejected answer. The stage decides which "
-        "data formats are read, which loss is used and which default learning rate applies.",
+        "turns of conversations; DPO trains on pairs of a preferred and a rejected answer; TTS (text to speech) trains "
+        "a model that predicts the codes of recordings, see section 2.8. The stage decides which data formats are "
+        "read, which loss is used and which default learning rate applies.",
         choices=ALL_STAGES,
         verbs=("train", "eval", "preview"),
     )
@@ -159,9 +160,9 @@ class BasicParameters:
         "Keys of the model's `config.json` to leave out. A key that ERNIEKit does not understand may change what the "
         "model computes, so it is refused by its name; name it here where you know that it changes nothing. The run "
         "says that it is left out, and the model that is saved has no such key. Keys that are understood cannot be "
-        "left out. For `generate` and `chat` it is the option `--ignore-config-keys`.",
+        "left out. For `generate`, `chat` and `speak` it is the option `--ignore-config-keys`.",
         kind=WORDS,
-        verbs=("train", "eval", "chat", "generate", "export"),
+        verbs=("train", "eval", "chat", "generate", "speak", "export"),
         example="note_of_the_author",
     )
     device: str = parameter(
@@ -170,7 +171,7 @@ class BasicParameters:
         "`gpu:1` names one of several GPUs. The names of Paddle's other devices, such as `xpu` and `npu`, are passed "
         "on to it; ERNIEKit has never been run on one, and computes there in float32 as on a CPU.",
         kind=DEVICE,
-        verbs=("train", "eval", "chat", "generate", "export", "codes"),
+        verbs=("train", "eval", "chat", "generate", "speak", "export", "codes"),
         example="cpu",
     )
     logging_steps: int = parameter(

@@ -5,32 +5,49 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from erniekit.config.parameter import ConfigBuilder, parameter, rule, section, when
+from erniekit.config.parameter import ConfigBuilder, Derived, parameter, rule, section, when
 from erniekit.config.values import NUMBERS, PATH
 
 FITTED = ("residual_kmeans", "kmeans")  # words of `codec`: fitted on the user's own recordings
+DEFAULT_CODES = 256  # of a codebook that is fitted
+SPEECH_VERBS = ("codes", "train", "eval", "preview")  # where codes are written, and read
 LONGEST_SECONDS = 86_400.0  # of a recording; the reader of recordings takes no longer one
 _PART = re.compile(r"([1-9]\d{0,5})/([1-9]\d{0,5})")
 
 
+def _codec(builder: ConfigBuilder) -> tuple[str, str]:
+    return ("residual_kmeans", "") if builder.verb == "codes" else ("", "")
+
+
+def _codebook_size(builder: ConfigBuilder) -> tuple[int | None, str]:
+    return (DEFAULT_CODES, "") if builder.verb == "codes" else (None, "")
+
+
 @dataclass(frozen=True)
 class CodesParameters:
-    """How `erniekit codes` turns recordings into codes, and in which files it writes them."""
+    """How `erniekit codes` turns recordings into codes, and which of them stage TTS reads."""
 
     codec: str = parameter(
-        "residual_kmeans",
+        Derived("`residual_kmeans` for `erniekit codes`, else the codec that made the codes", _codec, ""),
         "The codec. `residual_kmeans` and `kmeans` are fitted on the recordings themselves before they are encoded, "
         "and are left in `output_dir/codec`: the first gives `codec_levels` codes for each frame of a log-mel "
         "spectrogram and can be decoded to sound, the second one unit. Anything else is the folder of a codec: one "
         "that was fitted before, or EnCodec, DAC, Mimi or the Higgs tokenizer with `config.json` and safetensors. With "
-        "`from_hf_hub`, `from_aistudio` or `from_modelscope` it may be a name on that hub.",
+        "`from_hf_hub`, `from_aistudio` or `from_modelscope` it may be a name on that hub. In stage TTS it is the "
+        "folder of the codec whose codes are read; where it is not written, the one that made the codes (`codes.json` "
+        "beside them), else `audio_tokenizer` in the model folder.",
         kind=PATH,
+        verbs=(*SPEECH_VERBS, "speak"),
+        stages=("TTS",),
         example="models/encodec_24khz",
     )
     codec_levels: int | None = parameter(
         None,
         "The number of codes for each frame: the levels of the codec from the coarsest. null takes all that the codec "
-        "has, and 4 where `residual_kmeans` is fitted.",
+        "has, and 4 where `residual_kmeans` is fitted. In stage TTS a number that is written is compared with codec, "
+        "data and model.",
+        verbs=SPEECH_VERBS,
+        stages=("TTS",),
         minimum=1,
         maximum=64,
         unit="levels",
@@ -61,14 +78,15 @@ class CodesParameters:
         needs=when("codec", "kmeans"),
         example="models/kmeans_10k.npy",
     )
-    codebook_size: int = parameter(
-        256,
+    codebook_size: int | None = parameter(
+        Derived(f"{DEFAULT_CODES} for `erniekit codes`, else that of the codec", _codebook_size, None),
         "The number of codes in a codebook that is fitted, that is of clusters of k-means. A codec that is there has "
-        "its own.",
+        "its own; in stage TTS a number that is written is compared with it.",
+        verbs=SPEECH_VERBS,
+        stages=("TTS",),
         minimum=2,
         maximum=32_768,
         unit="codes",
-        needs=when("codec", *FITTED),
         example=1024,
     )
     codec_fit_seconds: float = parameter(
@@ -123,7 +141,10 @@ class CodesParameters:
     )
     duration_range: tuple[float, ...] = parameter(
         (0.0, LONGEST_SECONDS),
-        "The shortest and the longest recording that is encoded. The others are counted and listed in `skipped.jsonl`.",
+        "The shortest and the longest recording that is encoded, or that stage TTS trains on. The others are counted; "
+        "`erniekit codes` lists them in `skipped.jsonl`.",
+        verbs=SPEECH_VERBS,
+        stages=("TTS",),
         kind=NUMBERS,
         minimum=0.0,
         maximum=LONGEST_SECONDS,
@@ -201,6 +222,27 @@ def centroids_are_not_fitted(builder: ConfigBuilder) -> None:
             builder.no_effect(name, "because codec_centroids has the clusters")
 
 
+@rule("codec", stages=("TTS",), verbs=("train", "eval", "preview"))
+def codes_have_a_codec(builder: ConfigBuilder) -> None:
+    """In stage TTS `codec` is the folder of a codec that is there."""
+    if builder["codec"] in FITTED:
+        what = f"{builder['codec']} is a way to fit a codec, and stage TTS reads codes of one that is there"
+        builder.problem("codec", what, "write its folder, or leave it out")
+
+
+@rule("codebook_size", "codec", verbs=("codes",))
+def codebooks_are_fitted(builder: ConfigBuilder) -> None:
+    """For `erniekit codes`, `codebook_size` has no effect on a codec that is there, and null is its default."""
+    if not builder["codec"]:
+        builder.missing("codec")
+    if builder["codebook_size"] is None:
+        builder.set_silently("codebook_size", DEFAULT_CODES)
+    if builder.differs("codebook_size") and builder["codec"] not in FITTED:
+        builder.no_effect(
+            "codebook_size", f"because codec is {builder['codec']}; it needs `codec` {' or '.join(FITTED)}"
+        )
+
+
 @rule("codes_format", "random_shuffle", verbs=("codes",))
 def units_keep_their_order(builder: ConfigBuilder) -> None:
     """`random_shuffle` mixes what is in shards; `codes_format: jsonl` keeps the order of the data."""
@@ -221,6 +263,8 @@ SECTION = section(
         parts_share_a_codec,
         units_have_one_level,
         layers_are_of_a_model,
+        codebooks_are_fitted,
+        codes_have_a_codec,
         centroids_are_not_fitted,
         units_keep_their_order,
     ),

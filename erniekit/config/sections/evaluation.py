@@ -6,14 +6,26 @@ from dataclasses import dataclass
 
 from erniekit.config.parameter import ConfigBuilder, Derived, parameter, renamed, rule, section, when
 from erniekit.config.sections.sources import FORMATS, agree_on_sources, source_kinds
-from erniekit.config.stages import DIALOGUE_STAGES, GENERATION_METRICS, STAGES, stages_by_metrics
-from erniekit.config.values import NUMBERS, PATHS
+from erniekit.config.stages import ANSWERING_STAGES, STAGES, stages_by_answer_metrics, stages_by_metrics
+from erniekit.config.values import NUMBERS, PATH, PATHS
 
-METRICS = tuple(dict.fromkeys([name for stage in STAGES.values() for name in stage.metrics] + [*GENERATION_METRICS]))
-_METRICS_OF_STAGES = "; ".join(
-    f"{', '.join(metrics)} for stage{'s' * (len(stages) > 1)} {' and '.join(stages)}"
-    for metrics, stages in stages_by_metrics().items()
-)
+ANSWER_METRICS = tuple(dict.fromkeys(name for stage in STAGES.values() for name in stage.answer_metrics))
+METRICS = tuple(dict.fromkeys([*(name for stage in STAGES.values() for name in stage.metrics), *ANSWER_METRICS]))
+
+
+def _by_stages(groups: dict[tuple[str, ...], list[str]]) -> str:
+    return "; ".join(
+        f"{', '.join(metrics)} for stage{'s' * (len(stages) > 1)} {' and '.join(stages)}"
+        for metrics, stages in groups.items()
+    )
+
+
+def _eval_answers(builder: ConfigBuilder) -> tuple[int, str]:
+    if builder["do_train"]:
+        return 0, ""
+    if builder.stage.reads_codes and not builder["speech_judge"]:
+        return 0, "because speech_judge is not set"
+    return 100, "with do_train false"
 
 
 @dataclass(frozen=True)
@@ -102,17 +114,17 @@ class EvaluationParameters:
 
     eval_answers: int = parameter(
         Derived(
-            "0 in training; 100 for `erniekit eval`",
-            lambda builder: (0, "") if builder["do_train"] else (100, "with do_train false"),
+            "0 in training; 100 for `erniekit eval`, in stage TTS where there is a `speech_judge`",
+            _eval_answers,
             0,
         ),
         "The number of held-out dialogues of each file that the model answers with greedy decoding, spread evenly over "
         "the file; -1 takes all. The answers are scored by exact match, ROUGE and BLEU, those to recordings by "
-        "word and character error rate, and written to `eval_samples.jsonl` in `output_dir`. Answers take far longer "
-        "than the loss.",
+        "word and character error rate, and written to `eval_samples.jsonl` in `output_dir`. In stage TTS so many "
+        "held-out texts are spoken, see `speech_judge`. Answers take far longer than the loss.",
         minimum=-1,
         unit="dialogues",
-        stages=DIALOGUE_STAGES,
+        stages=ANSWERING_STAGES,
         needs=when("do_eval"),
         example=50,
     )
@@ -123,14 +135,26 @@ class EvaluationParameters:
         "Whisper's for English: also contractions and numbers in one form, American spelling; `chinese`, half-width "
         "characters, no punctuation, no spaces beside Chinese characters.",
         choices=("none", "basic", "english", "chinese"),
-        stages=DIALOGUE_STAGES,
+        stages=ANSWERING_STAGES,
         needs=when("do_eval"),
         example="basic",
+    )
+    speech_judge: str = parameter(
+        "",
+        "Who writes down what the model has said where `eval_answers` lets it speak, so that the words can be compared "
+        "with the texts as `wer` and `cer`: `pocketsphinx`, which is installed with `pip install pocketsphinx` and "
+        "listens for the words of the evaluation texts only, in English; or the folder of a model that `erniekit "
+        "transcribe` takes. Without one no words are compared.",
+        kind=PATH,
+        stages=("TTS",),
+        needs=when("do_eval"),
+        example="pocketsphinx",
     )
     metric_for_best_model: str = parameter(
         "eval_loss",
         "The metric that `load_best_model_at_end` and early stopping compare. "
-        f"{_METRICS_OF_STAGES}; with `eval_answers` also {', '.join(GENERATION_METRICS)}. `eval_` may be left out.",
+        f"{_by_stages(stages_by_metrics())}. With `eval_answers` also {_by_stages(stages_by_answer_metrics())}. "
+        "`eval_` may be left out.",
         choices=METRICS,
         spellings={name.removeprefix("eval_").lower(): name for name in METRICS},
         needs=when("do_eval"),
@@ -139,7 +163,8 @@ class EvaluationParameters:
     )
     greater_is_better: bool = parameter(
         Derived(
-            "true for accuracies, margins, rewards and scores of answers, false for losses, perplexity and error rates",
+            "true for accuracies, margins, rewards, similarities and scores of answers, false for losses, perplexity "
+            "and error rates",
             lambda builder: (
                 _greater_is_better(builder["metric_for_best_model"]),
                 f"for {builder['metric_for_best_model']}",
@@ -177,10 +202,11 @@ class EvaluationParameters:
     )
 
 
+_GREATER = ("accuracy", "margin", "reward_chosen", "logps_chosen", "match", "rouge", "bleu", "similarity")
+
+
 def _greater_is_better(metric: str) -> bool:
-    return any(
-        word in metric for word in ("accuracy", "margin", "reward_chosen", "logps_chosen", "match", "rouge", "bleu")
-    )
+    return any(word in metric for word in _GREATER)
 
 
 @rule("text_normalizer", "do_eval", "eval_answers")
@@ -193,15 +219,28 @@ def a_normaliser_needs_answers(builder: ConfigBuilder) -> None:
 @rule("metric_for_best_model", "stage", "do_eval", "eval_answers")
 def the_metric_is_of_the_stage(builder: ConfigBuilder) -> None:
     """`metric_for_best_model` is a metric that evaluations of the stage report."""
-    metrics = builder.stage.metrics
-    if builder["metric_for_best_model"] in GENERATION_METRICS:
-        if builder["do_eval"] and (builder.stage.reads_text or not builder["eval_answers"]):
-            what = "needs answers to held-out dialogues"
-            builder.problem("metric_for_best_model", what, "write how many as `eval_answers`, such as 50")
+    metrics, answers = builder.stage.metrics, builder.stage.answer_metrics
+    metric = builder["metric_for_best_model"]
+    if not builder["do_eval"] or metric in metrics or (metric in answers and builder["eval_answers"]):
         return
-    if builder["do_eval"] and builder["metric_for_best_model"] not in metrics:
-        what = f"stage {builder['stage']} has no {builder['metric_for_best_model']}"
+    if metric in (answers or ANSWER_METRICS):
+        what = f"needs {'spoken texts' if builder.stage.reads_codes else 'answers to held-out dialogues'}"
+        builder.problem("metric_for_best_model", what, "write how many as `eval_answers`, such as 50")
+    else:
+        what = f"stage {builder['stage']} has no {metric}"
         builder.problem("metric_for_best_model", what, f"write one of {', '.join(metrics)}")
+
+
+@rule("metric_for_best_model", "speech_judge", "eval_answers", "do_eval", stages=("TTS",))
+def spoken_words_need_a_judge(builder: ConfigBuilder) -> None:
+    """In stage TTS `wer` and `cer` need a `speech_judge`, which has no effect without `eval_answers`."""
+    if not builder["do_eval"]:
+        return
+    if builder["metric_for_best_model"] in ("eval_wer", "eval_cer") and not builder["speech_judge"]:
+        what = "needs somebody who writes down what the model says"
+        builder.problem("metric_for_best_model", what, "write `speech_judge: pocketsphinx`, or a listener's folder")
+    if builder.differs("speech_judge") and not builder["eval_answers"]:
+        builder.no_effect("speech_judge", "because eval_answers is 0")
 
 
 @rule("load_best_model_at_end", "early_stopping_patience", "save_strategy", "evaluation_strategy", "do_eval")
@@ -292,7 +331,7 @@ def the_best_model_is_chosen_on_enough(builder: ConfigBuilder) -> None:
     newest checkpoint and the best one both stay."""
     if not (builder["do_eval"] and builder["load_best_model_at_end"]):
         return
-    batches, of_answers = builder["max_evaluate_steps"], builder["metric_for_best_model"] in GENERATION_METRICS
+    batches, of_answers = builder["max_evaluate_steps"], builder["metric_for_best_model"] in ANSWER_METRICS
     if batches == 1 and not of_answers:
         builder.messages.append(
             f"load_best_model_at_end: the best model is chosen on {batches} batch of the held-out data, since "
@@ -323,6 +362,7 @@ SECTION = section(
         max_evaluate_steps_not_zero,
         evaluation_sources_agree,
         the_metric_is_of_the_stage,
+        spoken_words_need_a_judge,
         the_best_model_is_kept,
         the_best_model_is_chosen_on_enough,
         evaluation_reads_everything,

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 
 from erniekit.config.parameter import NOT_IMPLEMENTED, parameter, section
 
+ANSWERING_VERBS = ("chat", "generate", "speak")
+
 
 @dataclass(frozen=True)
 class GenerationParameters:
-    """How `erniekit chat` and `erniekit generate` sample answers."""
+    """How `erniekit chat` and `erniekit generate` sample answers, and `erniekit speak` the first level of codes."""
 
     max_new_tokens: int = parameter(
         1024,
@@ -23,6 +25,7 @@ class GenerationParameters:
         "Divide the logits by this before sampling. Values below 1 favour likely tokens, values above 1 unlikely ones. "
         "0 always takes the most likely token.",
         minimum=0.0,
+        verbs=ANSWERING_VERBS,
         example=0.0,
     )
     top_p: float = parameter(
@@ -30,6 +33,7 @@ class GenerationParameters:
         "Sample from the smallest set of most likely tokens whose probabilities add up to at least this. 1 allows all.",
         above=0.0,
         maximum=1.0,
+        verbs=ANSWERING_VERBS,
         example=0.9,
     )
     top_k: int = parameter(
@@ -37,6 +41,7 @@ class GenerationParameters:
         "Sample from this many of the most likely tokens at most. 0 sets no limit.",
         minimum=0,
         unit="tokens",
+        verbs=ANSWERING_VERBS,
         example=50,
     )
     repetition_penalty: float = parameter(
@@ -44,6 +49,7 @@ class GenerationParameters:
         "Divide the positive logits of tokens that have already appeared by this, and multiply the negative ones. "
         "1 changes nothing; above 1 repetition becomes less likely.",
         above=0.0,
+        verbs=ANSWERING_VERBS,
         example=1.1,
     )
     max_model_len: int | None = parameter(

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from erniekit.config.parameter import ConfigBuilder, parameter, rule, section, shorthand, when
-from erniekit.config.values import PATH, WORDS, format_value
+from erniekit.config.values import INTEGERS, PATH, WORDS, format_value
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,17 @@ class LoraParameters:
         needs=when("lora"),
         example="pissa",
     )
+    lora_codebooks: tuple[int, ...] = parameter(
+        (),
+        "The levels of codes that the adapters serve, from 0, where `tts_objective` is `ar_nar`: training draws no "
+        "other level, and `erniekit speak` switches the adapters off at the others. Empty means all levels.",
+        kind=INTEGERS,
+        minimum=0,
+        maximum=63,
+        needs=when("lora"),
+        stages=("TTS",),
+        example="0",
+    )
     lora_path: str = parameter(
         "",
         "A folder of adapters to start from, in PEFT's or paddlenlp's format; empty starts from new ones. The folder "
@@ -173,6 +184,20 @@ def weights_in_few_bits_are_frozen(builder: ConfigBuilder) -> None:
         )
 
 
+@rule("lora_codebooks", "tts_objective", "codec_levels", "lora", stages=("TTS",))
+def adapters_serve_levels_of_the_codec(builder: ConfigBuilder) -> None:
+    """`lora_codebooks` names levels of the codec, and needs `tts_objective: ar_nar`, whose samples have one level."""
+    chosen, levels = builder["lora_codebooks"], builder["codec_levels"]
+    if not builder["lora"] or not chosen:
+        return
+    if builder["tts_objective"] != "ar_nar":
+        what = "samples of tts_objective masked have all levels at once"
+        builder.problem("lora_codebooks", what, "remove it, or write `tts_objective: ar_nar`")
+    elif levels is not None and max(chosen) >= levels:
+        what = f"there is no level {max(chosen)}: `codec_levels` is {levels}, and the first one is 0"
+        builder.problem("lora_codebooks", what, "remove it from the list")
+
+
 SECTION = section(
     LoraParameters,
     key="lora",
@@ -191,5 +216,6 @@ SECTION = section(
         patterns_can_be_read,
         adapters_have_a_base,
         weights_in_few_bits_are_frozen,
+        adapters_serve_levels_of_the_codec,
     ),
 )

@@ -54,11 +54,30 @@ class PrecisionParameters:
         2**15,
         "The initial value of the dynamic loss scale, which keeps small gradients from underflow in float16. A step "
         "whose gradients overflow is skipped and the scale is halved; after 2,000 steps without overflow the scale is "
-        "doubled. The run stops with advice when gradients overflow at a scale of 1.",
+        "doubled, within `min_loss_scale` and `max_loss_scale`. The run stops with advice when gradients overflow at a "
+        "scale of 1.",
         minimum=1,
         needs=when("fp16"),
         devices=GPU_ONLY,
         example="2 ** 13",
+    )
+    min_loss_scale: int = parameter(
+        1,
+        "The smallest loss scale. Above 1, a step whose gradients overflow at it is skipped with a warning, and after "
+        "20 such steps in a row the run stops with advice.",
+        minimum=1,
+        needs=when("fp16"),
+        devices=GPU_ONLY,
+        example="2 ** 5",
+    )
+    max_loss_scale: int = parameter(
+        2**24,
+        "The largest loss scale. A model whose gradients overflow again and again as the scale is doubled needs a "
+        "smaller one.",
+        minimum=1,
+        needs=when("fp16"),
+        devices=GPU_ONLY,
+        example="2 ** 20",
     )
     amp_custom_white_list: tuple[str, ...] = parameter(
         (),
@@ -109,6 +128,20 @@ def gradients_have_one_type(builder: ConfigBuilder) -> None:
     )
 
 
+@rule("scale_loss", "min_loss_scale", "max_loss_scale", "fp16")
+def the_scale_is_within_its_bounds(builder: ConfigBuilder) -> None:
+    """`min_loss_scale` is at most `scale_loss`, and that at most `max_loss_scale`."""
+    if not builder["fp16"]:
+        return
+    least, first, most = (builder[name] for name in ("min_loss_scale", "scale_loss", "max_loss_scale"))
+    if first > most and not builder.is_set("max_loss_scale"):
+        builder.derive("max_loss_scale", first, "as scale_loss")
+        return
+    if not least <= first <= most:
+        what = f"the scale begins at {first:,}, outside of its bounds, {least:,} to {most:,}"
+        builder.problem("scale_loss", what, "change it, `min_loss_scale` or `max_loss_scale`")
+
+
 @rule("amp_custom_white_list", "amp_custom_black_list")
 def an_operator_is_in_one_list(builder: ConfigBuilder) -> None:
     """No operator stands in both `amp_custom_white_list` and `amp_custom_black_list`."""
@@ -123,7 +156,7 @@ SECTION = section(
     key="precision",
     title="1.8 Mixed precision",
     verbs=("train", "eval"),
-    rules=(gradients_have_one_type, an_operator_is_in_one_list),
+    rules=(gradients_have_one_type, the_scale_is_within_its_bounds, an_operator_is_in_one_list),
     aliases=(
         shorthand(
             "compute_type",

@@ -53,19 +53,20 @@ class SftParameters:
     curriculum: str = parameter(
         "none",
         "`length` orders the first epoch from the shortest sample to the longest (packs are filled in that order, "
-        "whatever `greedy_intokens` says); `random_shuffle` determines later epochs. `none` orders all epochs alike.",
-        choices=("none", "length"),
+        "whatever `greedy_intokens` says); `random_shuffle` determines later epochs. `duration` orders it by the "
+        "seconds of the recordings instead, in stage TTS. `none` orders all epochs alike.",
+        choices=("none", "length", "duration"),
         verbs=("train", "preview"),
         example="length",
     )
     over_length_policy: str = parameter(
         "truncate_turns",
-        "The treatment of conversations of more than `max_seq_len` tokens. `truncate_turns` removes its oldest "
-        "turns until it fits, and drops it when even the last turn does not; `drop` leaves it out; `error` stops "
-        "with the file and line. Records of `aligned_units` lose their oldest segments, or are left out, in the epochs "
-        "in which they come out too long; `error` stops for one that might. For pairs of stage DPO only the prompt "
-        "loses turns; answers are never truncated. The numbers of truncated and dropped samples are printed before "
-        "the first step.",
+        "The treatment of conversations of more than `max_seq_len` tokens. `truncate_turns` removes its oldest turns "
+        "until it fits, and drops it when even the last turn does not; `drop` leaves it out; `error` stops with the "
+        "file and line. Records of `aligned_units` lose their oldest segments, or are left out, in the epochs in which "
+        "they come out too long; `error` stops for one that might. Stage TTS cuts no recording: it leaves out those "
+        "that come out too long. For pairs of stage DPO only the prompt loses turns; answers are never truncated. The "
+        "numbers of truncated and dropped samples are printed before the first step.",
         choices=("drop", "truncate_turns", "error"),
         verbs=("train", "eval", "preview"),
     )
@@ -138,10 +139,31 @@ def probabilities_need_mixing(builder: ConfigBuilder) -> None:
         builder.no_effect("train_dataset_prob", "because mix_strategy is concat")
 
 
+@rule("curriculum", "stage")
+def durations_are_of_recordings(builder: ConfigBuilder) -> None:
+    """`curriculum: duration` needs stage TTS, whose samples are recordings."""
+    if builder["curriculum"] == "duration" and not builder.stage.reads_codes:
+        what = f"the samples of stage {builder['stage']} have tokens and no duration"
+        builder.problem("curriculum", what, "write `length`")
+
+
+@rule("over_length_policy", stages=("TTS",))
+def recordings_are_not_cut(builder: ConfigBuilder) -> None:
+    """In stage TTS `over_length_policy: truncate_turns` leaves recordings out that are too long, as `drop` does."""
+    if builder["over_length_policy"] == "truncate_turns":
+        builder.change("over_length_policy", "drop", "stage TTS cuts no recording")
+
+
 SECTION = section(
     SftParameters,
     key="sft",
     title="2.1 SFT",
     verbs=("train",),
-    rules=(probabilities_need_mixing, languages_are_codes, requests_need_recordings),
+    rules=(
+        probabilities_need_mixing,
+        languages_are_codes,
+        requests_need_recordings,
+        durations_are_of_recordings,
+        recordings_are_not_cut,
+    ),
 )

@@ -12,20 +12,22 @@ FORMATS = (
     "`sharegpt` has `conversations` with `from` and `value`, `prompt_completion` has `prompt` and `completion`, `asr` "
     "has `audio_path`, a recording, and `text`, its transcript, `text` is plain text for stage PT, `aligned_units` has "
     "`units` of speech and its `words` with times for stages PT and SFT, `token_ids` for the same stages has "
-    "lines of `ids` or `ids|labels` in a text file, or `input_ids` and `labels`. For stage DPO the records of a format "
-    "are pairs: `erniekit` with `response` and `sort`, `alpaca` with `question`, `messages` with "
+    "lines of `ids` or `ids|labels` in a text file, or `input_ids` and `labels`, `codes` for stage TTS has recordings "
+    "as codes of a codec, each with its `text`: a folder that `erniekit codes` wrote, or JSON lines. For stage DPO the "
+    "records of a format are pairs: `erniekit` with `response` and `sort`, `alpaca` with `question`, `messages` with "
     "`prompt`, `sharegpt` with `conversations`, the latter three with `chosen` and `rejected`. If it is left out, a "
     "file's first records decide, and the run says so."
 )
 TEXT_KINDS = ("erniekit", "alpaca", "messages", "sharegpt", "prompt_completion", "asr", "text")
 UNIT_KINDS = ("aligned_units", "token_ids")  # records that are tokens without a template, for PT and SFT
+CODE_KIND = "codes"  # recordings as codes of a codec with their texts, for TTS
 
 
 def source_kinds(*more: str) -> dict[str, Any]:
     """Return the arguments that declare a list of data formats, with `more` choices."""
     return {
         "kind": TEXTS,
-        "choices": (*TEXT_KINDS, *UNIT_KINDS, *more),
+        "choices": (*TEXT_KINDS, *UNIT_KINDS, CODE_KIND, *more),
         "spellings": {
             "chatml": "messages",
             "openai": "messages",
@@ -54,9 +56,18 @@ def agree_on_sources(builder: ConfigBuilder, split: str) -> None:
 
 def _fit_stage(builder: ConfigBuilder, name: str) -> None:
     kinds = builder[name]
-    if "packed" in kinds:  # the folder records its format
+    if builder.stage.reads_codes:
+        codes = tuple(CODE_KIND if kind == "erniekit" else kind for kind in kinds)
+        builder.change(name, codes, f"stage {builder['stage']} reads codes of recordings")
+        if others := sorted({*codes} - {CODE_KIND}):
+            what = f"stage {builder['stage']} reads codes of recordings, not {format_value(others)}"
+            builder.problem(name, what, "write `codes`, the type of what `erniekit codes` wrote")
+    elif CODE_KIND in kinds:
+        what = f"stage {builder['stage']} cannot read codes of recordings"
+        builder.problem(name, what, "write `stage: TTS` to train a model that speaks")
+    elif "packed" in kinds:  # the folder records its format
         return
-    if builder.stage.reads_text:
+    elif builder.stage.reads_text:
         plain = tuple("text" if kind == "erniekit" else kind for kind in kinds)
         builder.change(name, plain, "stage PT reads plain text")
         dialogues = sorted(set(plain) - {"text", *UNIT_KINDS})

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from erniekit.config.parameter import ConfigBuilder, Derived, parameter, renamed, rule, section, when
 from erniekit.config.sections.schedule_rules import SCHEDULE_RULES
 from erniekit.config.sections.sources import FORMATS, agree_on_sources, source_kinds
-from erniekit.config.stages import stages_by_learning_rate
+from erniekit.config.stages import WORD_STAGES, stages_by_learning_rate
 from erniekit.config.values import EPOCHS, NUMBERS, PATH, PATHS, WORDS
 
 DATA_VERBS = ("train", "preview")
@@ -54,6 +54,7 @@ class TrainingParameters:
         "are relative to it, to the first in which the file is. A path that leaves these folders is refused. Empty "
         "means the folder of each data file.",
         kind=PATHS,
+        stages=WORD_STAGES,
         verbs=("train", "eval", "preview", "generate", "codes"),
         example="/data/recordings",
     )
@@ -126,7 +127,7 @@ class TrainingParameters:
         "exactly.",
         minimum=0,
         maximum=2**32 - 1,
-        verbs=("train", "eval", "preview", "chat", "generate", "codes"),
+        verbs=("train", "eval", "preview", "chat", "generate", "codes", "speak"),
         example=7,
     )
     random_shuffle: bool = parameter(
@@ -231,12 +232,12 @@ class TrainingParameters:
     )
     freeze_config: tuple[str, ...] = parameter(
         (),
-        "The parts of the model that are not trained: `freeze_audio` (the audio encoder), `freeze_aligner` (the "
-        "projector between encoder and decoder), `freeze_llm` (the decoder with embedding and head), `freeze_vision` "
-        "(an encoder of images). A frozen part has no gradient, no optimizer state and no weight decay, and its "
-        "weights stay as they are to the bit. Words for parts that the model does not have are refused, and so are "
-        "words that leave nothing to train. With `lora` all weights are frozen anyway; then no adapter may stand in "
-        "a part that is named here.",
+        "The parts of the model that are not trained: `freeze_audio` (the audio encoder; of a model that speaks the "
+        "tables of codes), `freeze_aligner` (the projector between encoder and decoder), `freeze_llm` (the decoder "
+        "with embedding and head), `freeze_vision` (an encoder of images). A frozen part has no gradient, no optimizer "
+        "state and no weight decay, and its weights stay as they are to the bit. Words for parts that the model does "
+        "not have are refused, and so are words that leave nothing to train. With `lora` all weights are frozen "
+        "anyway; then no adapter may stand in a part that is named here.",
         kind=WORDS,
         choices=("freeze_audio", "freeze_aligner", "freeze_llm", "freeze_vision"),
         spellings={"freeze_lm": "freeze_llm"},
@@ -246,8 +247,8 @@ class TrainingParameters:
         1.0,
         "The learning rate of the audio encoder, as a multiple of `learning_rate` at every step of the schedule; also "
         "of adapters that stand in the encoder. A pretrained encoder usually needs a tenth of the decoder's rate. The "
-        "projector learns at `learning_rate`. All layers of the encoder have the same rate. The log shows it as "
-        "`audio_learning_rate`.",
+        "projector learns at `learning_rate`. All layers of the encoder have the same rate. Of a model that speaks it "
+        "is the rate of the tables of codes. The log shows it as `audio_learning_rate`.",
         above=0.0,
         maximum=1000.0,
         example=0.1,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from erniekit.config.parameter import ConfigBuilder, parameter, rule, section
+from erniekit.config.stages import WORD_STAGES
 
 DATA_VERBS = ("train", "eval", "preview")
 TOKEN_VERBS = (*DATA_VERBS, "generate")
@@ -24,6 +25,7 @@ class UnitParameters:
         "The text of the token of a unit, in which `{}` stands for the unit's number. The tokenizer must have a token "
         "for each number from 0 to the last one of the codebook.",
         verbs=TOKEN_VERBS,
+        stages=WORD_STAGES,
         example="<unit_{}>",
     )
     continue_token: str = parameter(
@@ -31,6 +33,7 @@ class UnitParameters:
         "The token between two segments of an interleaved record where the kind changes: the text goes on where the "
         "units ended, or the units where the text ended.",
         verbs=DATA_VERBS,
+        stages=WORD_STAGES,
         example="<continue>",
     )
     correspond_token: str = parameter(
@@ -38,6 +41,7 @@ class UnitParameters:
         "The token between a segment of an interleaved record and the same words in the other kind, and in spoken "
         "dialogues between speech and its words.",
         verbs=TOKEN_VERBS,
+        stages=WORD_STAGES,
         example="<correspond>",
     )
     dialogue_template: str = parameter(

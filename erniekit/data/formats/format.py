@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from erniekit.data.conversation import Conversation, PlainText, Preference
-from erniekit.data.units import AlignedUnits, TokenIds
+from erniekit.data.units import AlignedUnits, SpokenText, TokenIds
 
-Record = Conversation | PlainText | Preference | TokenIds | AlignedUnits
-RecordKind = Literal["text", "dialogues", "pairs", "tokens"]
+Record = Conversation | PlainText | Preference | TokenIds | AlignedUnits | SpokenText
+RecordKind = Literal["text", "dialogues", "pairs", "tokens", "codes"]
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,8 @@ class Format:
         name: its word in `train_dataset_type`.
         title: its name in messages to users.
         required: the fields that it is known by, in messages to users.
-        records: what a record holds; a stage trains one of the first three, and PT and SFT train `tokens`, too.
+        records: what a record holds; a stage trains one of the first three, PT and SFT train `tokens`, too, and
+            TTS trains `codes`.
         fields: the fields of a record that are used.
         fits: whether a record looks like one of this format, judged by its characteristic fields.
         parse: turns a record into its parsed form, or raises MalformedError.

@@ -90,25 +90,28 @@ class SkippedRecords:
 
     Args:
         path: the text file to write, a line per problem; it is created with the first one. None: write none.
+        source: the file that is read; a problem in another one, such as that of a shard, is told with its place.
     """
 
-    def __init__(self, path: Path | None = None) -> None:
+    def __init__(self, path: Path | None = None, source: Path | None = None) -> None:
         self._path = path
+        self._source = "" if source is None else str(source)
         self._file: TextIO | None = None
-        self._last_line = 0
+        self._last = ("", 0)
         self.count = 0
-        self.first: list[tuple[int, str]] = []  # line and description
+        self.first: list[tuple[int, str]] = []  # line and description, or 0 and the whole problem
 
     def add(self, problem: RecordProblem) -> None:
-        if problem.line != self._last_line:  # several problems of one record follow each other
+        elsewhere = bool(self._source) and problem.path != self._source
+        if (problem.path, problem.line) != self._last:  # several problems of one record follow each other
             self.count += 1
-            self._last_line = problem.line
+            self._last = problem.path, problem.line
             if len(self.first) < MAX_SHOWN_SKIPPED:
-                self.first.append((problem.line, problem.description))
+                self.first.append((0, str(problem)) if elsewhere else (problem.line, problem.description))
         if self._path is not None:
             if self._file is None:
                 self._file = open(self._path, "w", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
-            self._file.write(f"{problem.line}: {problem.description}\n")
+            self._file.write(f"{problem}\n" if elsewhere else f"{problem.line}: {problem.description}\n")
 
     def close(self) -> None:
         if self._file is not None:

@@ -14,7 +14,7 @@ from erniekit.data.conversation import USER, Conversation, PlainText, Preference
 from erniekit.data.formats.format import Record
 from erniekit.data.formats.problems import MalformedError, describe_value, parse_text, shorten
 from erniekit.data.media.clip import Clip, ContentClip
-from erniekit.data.units import AlignedUnits, TokenIds
+from erniekit.data.units import AlignedUnits, SpokenText, TokenIds
 
 AUDIO_LISTS = ("audios", "audio")  # fields of a dialogue or pair: the recordings that its marks stand for
 AUDIO_MARK = "<audio>"
@@ -81,7 +81,7 @@ def with_recordings(record: dict, parsed: Record) -> Record:
         MalformedError: the marks are not as many as the recordings, or a recording stands elsewhere than in a user's
             text of a dialogue or of a pair's prompt.
     """
-    if isinstance(parsed, AlignedUnits):
+    if isinstance(parsed, (AlignedUnits, SpokenText)):
         return parsed
     name = next((name for name in AUDIO_LISTS if record.get(name) is not None), None)
     if isinstance(parsed, (PlainText, TokenIds)):

@@ -45,6 +45,15 @@ from erniekit.data.formats.preference import (
 from erniekit.data.formats.problems import SCORES, MalformedError, RecordProblem, field_name, shorten
 from erniekit.data.formats.recordings import AUDIO_LISTS, with_recordings
 from erniekit.data.formats.sharegpt import parse_sharegpt
+from erniekit.data.formats.speech_codes import (
+    CODES_FIELDS,
+    is_codes_record,
+    is_shards,
+    parse_codes,
+    read_shards_of_codes,
+)
+from erniekit.data.formats.speech_codes import FIELDS as CODED_FIELDS
+from erniekit.data.formats.speech_codes import LANGUAGE_FIELDS as SPOKEN_LANGUAGE
 from erniekit.data.formats.table import hub_cache_folders, is_hub_dataset
 from erniekit.data.formats.token_ids import (
     FIELDS,
@@ -57,7 +66,7 @@ from erniekit.data.formats.token_ids import (
     with_empty_lines,
 )
 from erniekit.data.formats.unused_fields import BOOKKEEPING_FIELDS, UnusedFields, misspelling
-from erniekit.data.units import ALIGNED_UNITS
+from erniekit.data.units import ALIGNED_UNITS, CODES
 
 RECOGNISED_RECORDS = 3  # a file's format is judged by so many of its first records
 
@@ -80,7 +89,7 @@ def _lists(name: str, *fields: str) -> Fits:
 
 
 def _is_plain_text(record: dict) -> bool:
-    if is_asr_record(record) or is_token_ids(record) or is_aligned_record(record):
+    if any(other(record) for other in (is_asr_record, is_token_ids, is_aligned_record, is_codes_record)):
         return False
     return isinstance(record.get("text"), str) or record.keys() - BOOKKEEPING_FIELDS == {"tgt"}
 
@@ -130,6 +139,10 @@ _FORMATS = (
     ),
     Format("text", "plain text", "text", "text", frozenset({"text", "tgt"}), _is_plain_text, parse_plain_text),
     Format(
+        CODES, "recordings as codes", "codes, text", "codes", CODED_FIELDS,
+        is_codes_record, parse_codes, alternatives=(CODES_FIELDS, SPOKEN_LANGUAGE),
+    ),
+    Format(
         "erniekit", "ERNIEKit's pairs", "src, response, sort", "pairs",
         frozenset({"src", "tgt", "response", "sort", "system", "is_system"}),
         _has("src", "response"), parse_erniekit_pair,
@@ -157,7 +170,7 @@ _FORMATS = (
 
 def _with_recordings(form: Format) -> Format:
     """Return a format of dialogues or pairs with the field of recordings, which all of them may have."""
-    if form.records in ("text", "tokens") or form.alternatives:
+    if form.records in ("text", "tokens", "codes") or form.alternatives:
         return form
     return replace(form, fields=form.fields | set(AUDIO_LISTS), alternatives=(AUDIO_LISTS,))
 
@@ -167,8 +180,11 @@ FORMATS: dict[str, Format] = {
 }
 KINDS = tuple(FORMATS)
 PAIR_KINDS = tuple(kind for kind, form in FORMATS.items() if form.records == "pairs")
-_STAGES = {"text": "PT", "dialogues": "SFT", "pairs": "DPO", "tokens": "PT or SFT"}
-_CONTENTS = {"text": "plain text", "dialogues": "dialogues", "pairs": "pairs of answers", "tokens": "tokens"}
+_STAGES = {"text": "PT", "dialogues": "SFT", "pairs": "DPO", "tokens": "PT or SFT", "codes": "TTS"}
+_CONTENTS = {
+    "text": "plain text", "dialogues": "dialogues", "pairs": "pairs of answers", "tokens": "tokens",
+    "codes": "recordings as codes",
+}  # fmt: skip
 
 
 def _with_values(*names: str) -> Fits:
@@ -204,11 +220,15 @@ def read_records(
     is not UTF-8 and broken JSON are problems too.
 
     Args:
-        path: a file (see `files.read_values`), or the name of a data set of the Hugging Face hub.
+        path: a file (see `files.read_values`), or the name of a data set of the Hugging Face hub; for kind `codes` also
+            a folder of shards, their index, or a tar file.
         kind: one of KINDS.
         unused: counts the fields that the format does not use.
         media_dir: the folders below which recordings lie; see `media_paths.media_folders`.
     """
+    if kind == CODES and is_shards(path):
+        yield from read_shards_of_codes(path, unused)
+        return
     form = FORMATS[kind]
     in_cache = is_hub_dataset(path) and not media_dir
     folders = media_folders(path, hub_cache_folders() if in_cache else media_dir)
@@ -259,6 +279,8 @@ def recognise(path: str | Path, kind: str) -> str | RecordProblem:
     of dialogues), or have no field of it.
     """
     declared = FORMATS[kind]
+    if kind == CODES and is_shards(path):
+        return kind
     items = list(islice(_readable(path), RECOGNISED_RECORDS))
     records = [value for _, value in items if isinstance(value, dict)]
     if not records or len(records) < len(items):
@@ -271,6 +293,8 @@ def recognise(path: str | Path, kind: str) -> str | RecordProblem:
         return kind
     if kind == TOKEN_IDS and all(begins_with_id(record) for record in records):
         return kind  # reading judges the lines of a text file one by one
+    if kind == CODES and any(is_asr_record(record) for record in records):
+        return kind  # reading says that codes are to be made of recordings first
     found = [other for other, form in FORMATS.items() if all(form.fits(record) for record in records)]
     alike = [other for other in found if _one_stage_reads(declared, FORMATS[other])]
     if len(alike) == 1:
@@ -300,7 +324,7 @@ def looks_like_ids(path: str | Path) -> bool:
 def _one_stage_reads(form: Format, other: Format) -> bool:
     """Return whether a stage that reads records of the one format may read those of the other."""
     kinds = {form.records, other.records}
-    return len(kinds) == 1 or ("tokens" in kinds and "pairs" not in kinds)
+    return len(kinds) == 1 or ("tokens" in kinds and kinds.isdisjoint({"pairs", "codes"}))
 
 
 def _other_contents(declared: Format, found: Format) -> tuple[str, str]:

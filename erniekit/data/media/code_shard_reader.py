@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from erniekit.data.media.code_shards import INDEX, SUFFIX, CodedRecording, Shard
+from erniekit.data.media.code_shards import INDEX, SUFFIX, CodedRecording, CodePlace, Shard
 
 SECONDS_TOLERANCE = 0.01  # for each recording, by which sums of rounded durations may differ
 _BLOCK = 512  # of tar files
@@ -28,12 +28,17 @@ _HEADER_ERRORS = (
 
 
 class ShardProblem(NamedTuple):
-    """What is wrong with a file of a shard, or with a member or line of one ("" for the file)."""
+    """What is wrong with a file of a shard, or with a member or line of one ("" for the file).
+
+    Attributes:
+        line: of the record that is concerned in the shard's JSONL file, from 1; 0: it is no single record.
+    """
 
     path: Path
     member: str
     expected: str
     got: str
+    line: int = 0
 
     def __str__(self) -> str:
         place = f"{self.path}: {self.member}" if self.member else str(self.path)
@@ -84,7 +89,9 @@ def read_shard(shard: Shard, *, levels: int | None = None, codebook_size: int | 
         line, record = item
         if record["id"] in records:
             first = records[record["id"]][0]
-            yield ShardProblem(shard.records, f"line {line}", "each id once", f"{record['id']!r}, as line {first}")
+            yield ShardProblem(
+                shard.records, f"line {line}", "each id once", f"{record['id']!r}, as line {first}", line
+            )
         else:
             records[record["id"]] = line, record
     count, seconds, seen = 0, 0.0, set[str]()
@@ -92,7 +99,7 @@ def read_shard(shard: Shard, *, levels: int | None = None, codebook_size: int | 
         if isinstance(member, ShardProblem):
             yield member
             continue
-        key, content = member
+        key, content, offset = member
         count += 1
         name = key + SUFFIX
         if key in seen:
@@ -101,7 +108,7 @@ def read_shard(shard: Shard, *, levels: int | None = None, codebook_size: int | 
         seen.add(key)
         codes = _codes_of(content, levels, codebook_size)
         if isinstance(codes, tuple):
-            yield ShardProblem(shard.tar, name, *codes)
+            yield ShardProblem(shard.tar, name, *codes, line=records[key][0] if key in records else 0)
             continue
         levels = len(codes)
         if key not in records:
@@ -110,12 +117,14 @@ def read_shard(shard: Shard, *, levels: int | None = None, codebook_size: int | 
         line, record = records[key]
         if record.get("num_tokens", codes.shape[1]) != codes.shape[1]:
             got = f"{record['num_tokens']!r}, and {codes.shape[1]:,} frames in {shard.tar}"
-            yield ShardProblem(shard.records, f"line {line}: num_tokens", "the frames of the codes", got)
+            yield ShardProblem(shard.records, f"line {line}: num_tokens", "the frames of the codes", got, line)
             continue
         seconds += _duration(record)
-        yield CodedRecording(key, codes, record)
-    for key in (key for key in records if key not in seen):
-        yield ShardProblem(shard.records, f"line {records[key][0]}", f"{key}{SUFFIX} in {shard.tar}", "no such member")
+        yield CodedRecording(key, codes, record, line, _place_of(codes, offset + len(content) - codes.nbytes))
+    for key, (line, _) in records.items():
+        if key not in seen:
+            expected = f"{key}{SUFFIX} in {shard.tar}"
+            yield ShardProblem(shard.records, f"line {line}", expected, "no such member", line)
     if shard.count is not None and shard.count != count:
         yield ShardProblem(shard.tar, "", f"{shard.count:,} recordings, as the index says", f"{count:,}")
     elif shard.seconds is not None and seconds and abs(shard.seconds - seconds) > SECONDS_TOLERANCE * max(count, 1):
@@ -197,16 +206,16 @@ def _record_of(path: Path, number: int, line: bytes) -> tuple[int, dict[str, Any
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
-        return ShardProblem(path, place, "a JSON object", f"{_reason(error)} (is the file cut short?)")
+        return ShardProblem(path, place, "a JSON object", f"{_reason(error)} (is the file cut short?)", number)
     if not isinstance(record, dict):
-        return ShardProblem(path, place, "a JSON object", type(record).__name__)
+        return ShardProblem(path, place, "a JSON object", type(record).__name__, number)
     if not isinstance(record.get("id"), str):
-        return ShardProblem(path, f"{place}: id", "a text", repr(record.get("id"))[:60])
+        return ShardProblem(path, f"{place}: id", "a text", repr(record.get("id"))[:60], number)
     return number, record
 
 
-def _read_members(path: Path) -> Iterator[tuple[str, bytes] | ShardProblem]:
-    """Yield the key and the content of each member of a tar file."""
+def _read_members(path: Path) -> Iterator[tuple[str, bytes, int] | ShardProblem]:
+    """Yield the key, the content and the content's offset of each member of a tar file."""
     try:
         with open(path, "rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
             size = os.fstat(file.fileno()).st_size
@@ -227,7 +236,7 @@ def _read_members(path: Path) -> Iterator[tuple[str, bytes] | ShardProblem]:
                     continue
                 content = tar.extractfile(member)
                 assert content is not None  # it is a file
-                yield member.name.removesuffix(SUFFIX), content.read()
+                yield member.name.removesuffix(SUFFIX), content.read(), member.offset_data
             if problem := _end_problem(file, tar.offset, size):
                 yield ShardProblem(path, "", *problem)
     except (OSError, tarfile.TarError, EOFError) as error:
@@ -238,8 +247,8 @@ def _member_problem(member: tarfile.TarInfo) -> tuple[str, str] | None:
     name = PurePosixPath(member.name)
     if name.is_absolute() or ".." in name.parts or "\\" in member.name or "\0" in member.name:
         return "a name inside the shard", "a path that leaves it"
-    if not member.isreg():
-        return "a file", "a link, device or pipe"
+    if not member.isreg() or member.issparse():
+        return "a file", "a file with holes" if member.issparse() else "a link, device or pipe"
     if not member.name.endswith(SUFFIX) or "." in name.name[: -len(SUFFIX)] or name.name == SUFFIX:
         return "KEY.npy, without a dot in the key", "another name"
     return None
@@ -281,6 +290,13 @@ def _codes_of(content: bytes, levels: int | None, codebook_size: int | None) -> 
         limit = f" and below {codebook_size:,}" if codebook_size is not None else ""
         return f"codes from 0{limit}", f"{wrong} (level {level}, frame {frame})"
     return codes
+
+
+def _place_of(codes: np.ndarray, offset: int) -> CodePlace | None:
+    if codes.dtype.byteorder == ">" or (codes.dtype.byteorder == "=" and sys.byteorder == "big"):
+        return None
+    size = codes.dtype.itemsize
+    return CodePlace(0, offset, size if codes.flags.c_contiguous else -size, *codes.shape)
 
 
 def _duration(record: Mapping[str, Any]) -> float:

@@ -16,7 +16,7 @@ import tarfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -45,6 +45,24 @@ class Shard:
     seconds: float | None = None
 
 
+class CodePlace(NamedTuple):
+    """Where the codes of a recording lie in a file, to be read without the rest of it.
+
+    Attributes:
+        file: its number among the shards.
+        offset: of the first code, in bytes.
+        item_size: bytes of a code, a whole number from 0 with its lowest byte first; negative where the codes of a
+            frame lie together instead of those of a level.
+        levels, frames: the shape.
+    """
+
+    file: int
+    offset: int
+    item_size: int
+    levels: int
+    frames: int
+
+
 @dataclass(frozen=True, slots=True)
 class CodedRecording:
     """The codes of a recording, and its record.
@@ -53,11 +71,15 @@ class CodedRecording:
         key: unique in its shards.
         codes: int[levels, frames].
         record: its fields; a shard's have `id`, `num_tokens` and `audio_duration`.
+        line: of its record in the JSONL file, from 1; 0: not read from a shard.
+        place: of its codes in the tar file, whose number is 0; None: not read from one, or the highest byte is first.
     """
 
     key: str
     codes: np.ndarray
     record: dict[str, Any]
+    line: int = 0
+    place: CodePlace | None = None
 
 
 def shard_key(name: str) -> str:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from erniekit.data.media.code_shards import Shard, write_whole
 from erniekit.errors import DataError
+
+if TYPE_CHECKING:
+    from erniekit.data.media.code_shards import Shard
 
 FACTS, UNITS, ERRORS, SKIPPED = "codes.json", "units.jsonl", "errors.jsonl", "skipped.jsonl"
 TARS, RECORDS = "audios", "txts"  # the folders of the two files of shards, named as OmniVoice names them
@@ -50,11 +52,15 @@ class CodesFacts:
 
 def shard_files(folder: Path, number: int) -> Shard:
     """Return the files of a shard, from 0."""
+    from erniekit.data.media.code_shards import Shard  # which imports NumPy
+
     return Shard(folder / TARS / f"shard-{number:06d}.tar", folder / RECORDS / f"shard-{number:06d}.jsonl")
 
 
 def write_facts(folder: Path, facts: CodesFacts) -> None:
     """Write `codes.json`, complete or not at all."""
+    from erniekit.data.media.code_shards import write_whole
+
     write_whole(folder / FACTS, json.dumps(asdict(facts), indent=2).encode() + b"\n")
 
 

@@ -63,6 +63,11 @@ class Sample:
         words: of a record that is interleaved anew in each epoch (`data.interleave`), whose labels are then empty;
             int32[words, 3].
         documents: where further documents begin, which see nothing of those before them; () for one document.
+        causal: whether a position sees only those up to itself; otherwise all of its document.
+        seconds: the length of its sound, where that is there as codes.
+        spoken: of a recording as codes, from which an epoch draws its samples, what `drawing.SpokenFacts` reads:
+            int32[SPOKEN_NUMBERS]; its labels are then empty.
+        codes: of such a recording, where they do not lie in a shard: uint16[C, T].
     """
 
     input_ids: np.ndarray
@@ -72,6 +77,10 @@ class Sample:
     clips: tuple[PlacedClip, ...] = ()
     documents: tuple[int, ...] = ()
     words: np.ndarray | None = None
+    causal: bool = True
+    seconds: float = 0.0
+    spoken: np.ndarray | None = None
+    codes: np.ndarray | None = None
 
 
 class TemplateRefusedError(DataError):

@@ -97,7 +97,7 @@ def _pipeline(model: ModelConfig, work: Workload, topology: Topology, pp_stage: 
     backward = topology.virtual_pipeline - first
     sent = work.accumulation * (forward + backward) * hidden
     embedding = model.architecture.file_name(EMBEDDING)
-    if model.tie_word_embeddings and (first or last) and embedding in trained:
+    if model.ties_head and (first or last) and embedding in trained:
         copies = numel_on_rank({embedding: trained[embedding]}, model.architecture, topology)
         sent += copies * work.formats.gradients  # 2 (n - 1) / n of two ranks
     return sent

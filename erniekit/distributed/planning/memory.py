@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from erniekit.distributed.planning.code_memory import code_head_values, code_states
 from erniekit.distributed.planning.encoder_memory import encoder_values, windows_of
 from erniekit.distributed.stages import (
     chunks_in_flight,
@@ -344,6 +345,8 @@ def _head_values(model: ModelConfig, work: Workload, topology: Topology, pp_stag
     """Return the values that the loss saves until backward has ended, and its temporary values."""
     if pp_stage < topology.pipeline - 1:
         return 0, 0
+    if model.architecture.codes is not None:
+        return code_head_values(model, work, topology, CHUNK_LOGITS)
     vocabulary = model.vocab_size // topology.tensor
     head = vocabulary * model.hidden_size
     losses = 1 + model.num_nextn_predict_layers  # each keeps its values until backward begins
@@ -378,4 +381,5 @@ def _embedding_gradient(model: ModelConfig, work: Workload, topology: Topology, 
     if work.adapters is not None or LLM in work.frozen or pp_stage > 0:
         return 0
     embedding = model.architecture.file_name(EMBEDDING)
-    return numel_on_rank({embedding: (model.vocab_size, model.hidden_size)}, model.architecture, topology)
+    text = numel_on_rank({embedding: (model.vocab_size, model.hidden_size)}, model.architecture, topology)
+    return max(text, code_states(model, work, topology))

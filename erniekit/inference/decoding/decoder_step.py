@@ -30,8 +30,8 @@ class DecoderStep:
         """See `Step`. Dropout is off, and products on a CPU are in float32; the decoder's mode stays as it is."""
         logits = self._together(batch)
         # Prompts that begin are one row of attention, where NaN times a probability of zero is NaN. A row of NaN has it
-        # everywhere.
-        if len(batch.cached) > 1 and not np.isfinite(logits[:, 0]).all():
+        # everywhere; a row of a model that writes codes has no logits of text.
+        if len(batch.cached) > 1 and not np.isfinite(logits[:, [0, -1]]).any(axis=1).all():
             return np.concatenate([self._together(_alone(batch, number)) for number in range(len(batch.cached))])
         return logits
 
@@ -45,7 +45,8 @@ class DecoderStep:
             decoder.eval()
         try:
             with decoder.tp.no_sequence_parallel(), float32_products():
-                ids, positions = (paddle.to_tensor(values[None]) for values in (batch.token_ids, batch.positions))
+                turned = batch.positions if batch.rotary is None else batch.rotary
+                ids, positions = (paddle.to_tensor(values[None]) for values in (batch.token_ids, turned))
                 hidden = decoder(ids, positions, cache, **inputs)
                 if not len(batch.wanted):
                     return np.zeros((0, decoder.config.vocab_size), np.float32)
@@ -63,6 +64,7 @@ def _alone(batch: StepBatch, number: int) -> StepBatch:
         batch,
         token_ids=batch.token_ids[start:stop],
         positions=batch.positions[start:stop],
+        rotary=None if batch.rotary is None else batch.rotary[start:stop],
         starts=np.array([0, stop - start], np.int32),
         cached=batch.cached[number : number + 1],
         block_tables=batch.block_tables[number : number + 1],
@@ -86,6 +88,7 @@ def _grouped(batch: StepBatch) -> StepBatch:
         batch,
         token_ids=batch.token_ids[tokens],
         positions=batch.positions[tokens],
+        rotary=None if batch.rotary is None else batch.rotary[tokens],
         starts=np.concatenate([[0], np.cumsum(counts[order])]).astype(np.int32),
         cached=batch.cached[order],
         block_tables=batch.block_tables[order],

@@ -39,6 +39,8 @@ class Request:
         stream: the number of the stream of random draws, which counts the prompts of a command from 0.
         inputs: reads the further arrays that the prompt needs (`StepBatch.inputs`), when it is computed; None: it needs
             none.
+        rotary: the positions by which the tokens of the prompt are turned, and that of the first token of the answer,
+            from which the others count on; None: their places.
     """
 
     prompt: Sequence[int]
@@ -46,6 +48,7 @@ class Request:
     room: int
     stream: int = 0
     inputs: Inputs | None = None
+    rotary: Sequence[int] | None = None
 
 
 class Event(NamedTuple):
@@ -77,6 +80,14 @@ class _Sequence:
     @property
     def pending(self) -> int:
         return len(self.tokens) - self.cached
+
+    def rotary(self, count: int) -> np.ndarray:
+        """Return the positions by which its next tokens are turned."""
+        places = np.arange(self.cached, self.cached + count)
+        if self.request.rotary is None:
+            return places
+        given, behind = np.array(self.request.rotary), len(self.request.prompt)
+        return np.where(places < behind, given[np.minimum(places, behind)], given[behind] + places - behind)
 
     @property
     def needs_inputs(self) -> bool:
@@ -191,6 +202,7 @@ class Scheduler:
         tokens = [token for own, count in chosen for token in own.tokens[own.cached : own.cached + count]]
         ends = np.array([len(sequence.tokens) for sequence, _ in chosen])
         first, _ = chosen[0]
+        turned = any(sequence.request.rotary is not None for sequence, _ in chosen)
         return StepBatch(
             token_ids=np.array(tokens, np.int64),
             positions=np.arange(len(tokens)) + np.repeat(cached - starts[:-1], counts),
@@ -199,6 +211,7 @@ class Scheduler:
             block_tables=self._blocks.tables([sequence.id for sequence, _ in chosen]),
             wanted=starts[1:][cached + counts == ends].astype(np.int64) - 1,
             inputs=first.request.inputs() if first.needs_inputs and first.request.inputs else {},
+            rotary=np.concatenate([own.rotary(count) for own, count in chosen]) if turned else None,
         )
 
     def _advance(self, sequence: _Sequence, logits_V: np.ndarray) -> Event:

@@ -31,6 +31,7 @@ class StepBatch:
             sequence is in place i % BLOCK_TOKENS of its block i // BLOCK_TOKENS.
         wanted: int64 [M], indices among the T tokens.
         inputs: further arrays that the model's `embed` reads, such as features of recordings; only where N is 1.
+        rotary: int64 [T], the positions by which tokens are turned, where these are not `positions`; None: they are.
     """
 
     token_ids: np.ndarray
@@ -40,6 +41,7 @@ class StepBatch:
     block_tables: np.ndarray
     wanted: np.ndarray
     inputs: Mapping[str, np.ndarray] = field(default_factory=dict)
+    rotary: np.ndarray | None = None
 
 
 class Step(Protocol):

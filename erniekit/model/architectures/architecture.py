@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from paddle import Tensor, nn
 
     from erniekit.model.architectures.model_config import ModelConfig
+    from erniekit.model.architectures.speaking import CodeLayout
     from erniekit.model.decoder import Decoder, DecoderModules
     from erniekit.model.tensor_parallel import TensorParallel
 
@@ -146,6 +147,7 @@ class Architecture:
     Attributes of `config.json`:
         model_type: what the key of that name says.
         transformers_class: the class of `transformers`, for `architectures` in a saved file.
+        name: of the family, where several share a `model_type`, see `key`.
         defaults: values of fields of ModelConfig whose keys are absent.
         own_fields: optional fields of ModelConfig that this family has.
         key_names: the key of a field where it is not the field's name.
@@ -160,10 +162,11 @@ class Architecture:
         saved_keys: written into a saved file that had no such keys.
         problems: one line for each thing in a configuration that cannot be used.
         small_values: values of `own` that fit a shrunk model (`runners/shrink.py`).
-        text: the family of the decoder, whose keys stand in `text_config`; None: they are the file's own keys. Other
+        text: the family of the decoder, whose keys stand in a dictionary; None: they are the file's own keys. Other
             attributes of this group are then of the keys around that dictionary.
+        text_key: the key of that dictionary.
         encoders: the further dictionaries, by key, such as "audio_config".
-        copied_keys: keys of the decoder that a saved file has around `text_config` as well.
+        copied_keys: keys of the decoder that a saved file has around that dictionary as well.
 
     Attributes of the weights:
         decoder_prefix: of the decoder's names in files, such as "language_model.".
@@ -173,7 +176,8 @@ class Architecture:
         decoder_shapes: the Hugging Face name and shape of every weight of the decoder, in its order.
         rules: what each module is and how ranks share it, by pattern of its path (`sharding.py`).
         mtp_rules: the same of multi-token prediction layers; files may have more of these than the model.
-        towers: encoders in front of the decoder.
+        towers: encoders, or tables of codes, in front of the decoder.
+        inert_tensors: names of tensors in files that are no weights.
         lora_targets: patterns of the linear layers that adapters stand beside where the user names none; none: all
             linear layers of the decoder.
         tensor_parallel_sizes: what the tensor-parallel degree must divide, by the names of keys.
@@ -186,6 +190,7 @@ class Architecture:
         input_names: the arrays of a batch that `embed` reads.
         embed: makes the hidden states that enter the first layer from these arrays, by the embedding and the towers.
         audio: what the model's audio encoder takes; None: the family has none.
+        codes: which rows and logits stand for codes; None: the family writes none (`speaking.py`).
         biases: the field that gives a linear its bias, or ALWAYS; linears not named here have none.
         attention_sinks: each query head may attend to nothing, with a learnt score.
         norms: those that a layer has of the norms before and after attention and MLP (`plain_decoder`).
@@ -205,6 +210,7 @@ class Architecture:
 
     model_type: str
     transformers_class: str
+    name: str = ""
 
     defaults: Mapping[str, Any] = field(default_factory=dict)
     own_fields: tuple[str, ...] = ()
@@ -219,6 +225,7 @@ class Architecture:
     problems: Callable[[ModelConfig], list[str]] = lambda config: []
     small_values: Mapping[str, Any] = field(default_factory=dict)
     text: Architecture | None = None
+    text_key: str = "text_config"
     encoders: Mapping[str, EncoderConfig] = field(default_factory=dict)
     copied_keys: tuple[str, ...] = ()
 
@@ -232,6 +239,7 @@ class Architecture:
     )
     mtp_rules: Mapping[str, ModuleRule] = field(default_factory=dict)
     towers: tuple[Tower, ...] = ()
+    inert_tensors: tuple[str, ...] = ()
     lora_targets: tuple[str, ...] = ()
     tensor_parallel_sizes: Callable[[ModelConfig], dict[str, int]] = plain_decoder.tensor_parallel_sizes
     paddle_files: PaddleFiles | None = None
@@ -242,6 +250,7 @@ class Architecture:
     input_names: tuple[str, ...] = ("input_ids",)
     embed: Callable[[Decoder, Mapping[str, Tensor]], Tensor] = plain_decoder.embed_tokens
     audio: Callable[[ModelConfig], EncoderInput] | None = None
+    codes: Callable[[ModelConfig], CodeLayout] | None = None
     biases: Mapping[str, str] = field(default_factory=dict)
     attention_sinks: bool = False
     norms: tuple[str, ...] = PRE_NORMS
@@ -257,6 +266,11 @@ class Architecture:
     routing: Callable[[ModelConfig], Routing] = lambda config: Routing()
     shared_experts_size: Callable[[ModelConfig], int] = plain_decoder.shared_experts_size
     shared_expert_gate: bool = False
+
+    @property
+    def key(self) -> str:
+        """What `ModelConfig.model_type` says of the family."""
+        return self.name or self.model_type
 
     def weight_shapes(self, config: ModelConfig) -> Shapes:
         """Return every weight's Hugging Face name and shape (linear weights are [out, in]): towers, then decoder."""
@@ -279,7 +293,7 @@ class Architecture:
         found = self._table.find(name)
         if found is None:
             raise LookupError(
-                f"{name}: no rule of the architecture {self.model_type} names this weight, so nothing is known of "
+                f"{name}: no rule of the architecture {self.key} names this weight, so nothing is known of "
                 f"where it lies on ranks. Add its module to `rules` (erniekit/model/architectures)."
             )
         return found

@@ -1,8 +1,8 @@
 """Read the dictionaries of a `config.json` and write them. Needs neither Paddle nor NumPy.
 
 A file of a decoder is one dictionary. One of a model with encoders has the decoder's keys in `text_config`, those of
-each encoder in a dictionary of their own, such as `audio_config`, and the rest around them; messages then name
-`text_config.hidden_size`.
+each encoder in a dictionary of their own, such as `audio_config`, and the rest around them; one of a model that speaks
+has the decoder's keys in `llm_config`. Messages then name `text_config.hidden_size`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from erniekit.model.architectures.rope_scaling import rope_scaling_problems
 if TYPE_CHECKING:
     from erniekit.model.architectures.model_config import ModelConfig
 
-TEXT_CONFIG = "text_config"
 QUANTIZATION = "quantization_config"
 
 
@@ -72,9 +71,10 @@ def _read_around_decoder(
 ) -> Reading:
     """Read a file with a dictionary for the decoder and one for each encoder."""
     problems: list[str] = []
-    names = (TEXT_CONFIG, *architecture.encoders)
+    text_key = architecture.text_key
+    names = (text_key, *architecture.encoders)
     parts = {name: _part(values, name, problems) for name in names}
-    types = {TEXT_CONFIG: text.model_type} | {name: part.model_type for name, part in architecture.encoders.items()}
+    types = {text_key: text.model_type} | {name: part.model_type for name, part in architecture.encoders.items()}
     for name, part in parts.items():
         if part.setdefault("model_type", types[name]) != types[name]:
             problems.append(f"{name}.model_type: {shown(part['model_type'])} is not supported; only {types[name]!r} is")
@@ -82,9 +82,9 @@ def _read_around_decoder(
             problems.append(f"{name}.{QUANTIZATION}: it stands beside {name}, not in it")
     ignored = {name: _within(ignored_keys, f"{name}.") for name in parts}
 
-    decoder = _read_decoder(text, parts[TEXT_CONFIG], ignored[TEXT_CONFIG], f"{TEXT_CONFIG}.")
-    fields = {**decoder.fields, "model_type": architecture.model_type, "own": dict(decoder.fields["own"])}
-    other, remarks = {TEXT_CONFIG: decoder.other_keys}, list(decoder.remarks)
+    decoder = _read_decoder(text, parts[text_key], ignored[text_key], f"{text_key}.")
+    fields = {**decoder.fields, "model_type": architecture.key, "own": dict(decoder.fields["own"])}
+    other, remarks = {text_key: decoder.other_keys}, list(decoder.remarks)
     problems += decoder.problems
     for name, encoder in architecture.encoders.items():
         fields["own"][name], other[name] = _read_encoder(encoder, parts[name], ignored[name], f"{name}.", problems)
@@ -125,13 +125,13 @@ def written_config(config: ModelConfig) -> dict[str, Any]:
     if architecture.text is None:
         return _written_decoder(config, architecture, config.other_keys)
     other = _without(config.other_keys, (QUANTIZATION,))
-    decoder = _written_decoder(config, architecture.text, other.get(TEXT_CONFIG, {}))
+    decoder = _written_decoder(config, architecture.text, other.get(architecture.text_key, {}))
     values = {
         **architecture.saved_keys,
         **other,
         "model_type": architecture.model_type,
         **{key: config.own[key] for key in architecture.own_keys},
-        TEXT_CONFIG: decoder,
+        architecture.text_key: decoder,
     }
     for name, encoder in architecture.encoders.items():
         values[name] = _written_encoder(encoder, config.own[name], other.get(name, {}))

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from erniekit.errors import ModelFileError
 from erniekit.json_files import read_json_object
 from erniekit.model.architectures.architecture import ALWAYS, Architecture
 from erniekit.model.architectures.config_reading import read_config, written_config
-from erniekit.model.architectures.registry import ARCHITECTURES, architecture_of
+from erniekit.model.architectures.registry import architecture_named, architecture_of
 from erniekit.model.architectures.rope_scaling import yarn_remark
 from erniekit.model.processor_files import check_processor_files
 from erniekit.model.storage.model_folder import refuse_sharded_checkpoint
@@ -22,6 +22,18 @@ from erniekit.model.vocabulary import GrownVocabulary
 
 CONFIG_FILE = "config.json"
 logger = logging.getLogger(__name__)
+
+
+class WrappedDecoder(NamedTuple):
+    """What the files of a model hold to which a run gives tables and heads of codes (`storage/wrapped_weights.py`).
+
+    Attributes:
+        config: of the decoder in the files.
+        seed: of the draws of everything else.
+    """
+
+    config: ModelConfig
+    seed: int
 
 
 @dataclass(frozen=True)
@@ -37,6 +49,7 @@ class ModelConfig:
             dictionary within the file under its name.
         vocabulary: the new rows that a run gives the model, which its files lack (`vocabulary.grow`); `vocab_size`
             counts them.
+        wrapped: of a model that writes codes whose files hold its decoder alone; the rest is drawn.
         remarks: lines for the user on what the file says and does not act here.
     """
 
@@ -69,11 +82,17 @@ class ModelConfig:
     own: dict[str, Any] = field(default_factory=dict, hash=False)
     other_keys: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
     vocabulary: GrownVocabulary | None = None
+    wrapped: WrappedDecoder | None = field(default=None, compare=False, repr=False)
     remarks: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
     @property
     def architecture(self) -> Architecture:
-        return ARCHITECTURES[self.model_type]
+        return architecture_named(self.model_type)
+
+    @property
+    def ties_head(self) -> bool:
+        """Whether the head is the embedding. `tie_word_embeddings` says it of decoders whose head predicts tokens."""
+        return self.tie_word_embeddings and self.architecture.codes is None
 
     def has_bias(self, linear: str) -> bool:
         """Return whether the linear with this last part of its name, such as "q_proj", has a bias."""
@@ -112,7 +131,7 @@ class ModelConfig:
         """The configuration that the keys of a `config.json` describe, as transformers 4 or 5 writes them.
 
         Absent keys have the family's defaults; `num_key_value_heads` is num_attention_heads then. Of a family with
-        encoders the decoder's keys stand in `text_config`.
+        encoders the decoder's keys stand in `text_config`, of one that speaks in `llm_config`.
 
         Args:
             where: heads the error message.
@@ -121,7 +140,7 @@ class ModelConfig:
         Raises:
             ModelFileError: a value cannot be used, values contradict each other, or a key is not understood.
         """
-        architecture = architecture_of(values.get("model_type"), where)
+        architecture = architecture_of(values, where)
         reading = read_config(architecture, values, ignored_keys)
         problems = reading.problems
         if not problems:

@@ -17,6 +17,11 @@ AUDIO, VISION, ALIGNER, LLM = "audio", "vision", "aligner", "llm"
 PART_NAMES = {AUDIO: "audio encoder", VISION: "vision encoder", ALIGNER: "projector", LLM: "decoder"}
 
 
+def part_name(architecture: Architecture, part: str) -> str:
+    """Return what a part of models of a family is called; tables of codes stand in the place of an audio encoder."""
+    return "code tables" if part == AUDIO and architecture.codes is not None else PART_NAMES[part]
+
+
 def part_of(architecture: Architecture, name: str) -> str:
     """Return the part that a weight, a module or a parameter of an adapter belongs to, by its Hugging Face name."""
     return next((tower.part for tower in architecture.towers if name.startswith(tower.prefix)), LLM)

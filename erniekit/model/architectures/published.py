@@ -1,6 +1,7 @@
-"""The shapes of ERNIE-4.5's published models, so that a layout can be planned before a model is fetched.
+"""The shapes of published models, so that a layout can be planned before a model is fetched.
 
-What Baidu's model cards and recipes state; a model's own `config.json` takes precedence as soon as it is here.
+Of ERNIE-4.5 what Baidu's model cards and recipes state, of Qwen3-0.6B and of OmniVoice, which is built on it, what
+their files say. A model's own `config.json` takes precedence as soon as it is here.
 Needs neither Paddle nor NumPy.
 """
 
@@ -49,11 +50,37 @@ _SIZES: dict[str, dict[str, Any]] = {
     },
 }
 _COMMON = {"vocab_size": 103424, "max_position_embeddings": 131072}
+_QWEN3: dict[str, Any] = {
+    "model_type": "qwen3",
+    "vocab_size": 151936,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 40960,
+    "rope_theta": 1000000.0,
+    "tie_word_embeddings": True,
+}
+_OTHERS: dict[str, dict[str, Any]] = {
+    "Qwen/Qwen3-0.6B": _QWEN3,
+    "k2-fsa/OmniVoice": {
+        "model_type": "omnivoice",
+        "audio_vocab_size": 1025,
+        "audio_mask_id": 1024,
+        "num_audio_codebook": 8,
+        "llm_config": _QWEN3 | {"vocab_size": 151676},  # a row for each token, seven of them new
+    },
+}
 _NAME = re.compile(r"(baidu|PaddlePaddle)/ERNIE-4\.5-(?P<size>[\w.-]+?)(-Base)?(-PT|-Paddle)?(@.*)?")
 
 
 def published_model(name: str) -> ModelConfig | None:
     """The shape of the model that a hub knows by this name, or None where it is none of them."""
+    plain = name.partition("@")[0]
+    if plain in _OTHERS:
+        return ModelConfig.from_json(_OTHERS[plain], where=name)
     match = _NAME.fullmatch(name)
     size = match["size"] if match else ""
     if size not in _SIZES:

@@ -167,5 +167,5 @@ class RuleTable:
 
 
 def prefixed(prefix: str, rules: Mapping[str, ModuleRule]) -> dict[str, ModuleRule]:
-    """Return the same rules for modules whose paths begin with `prefix`."""
-    return {prefix + path: rule for path, rule in rules.items()}
+    """Return the same rules for modules whose paths begin with `prefix`; an empty path is the module of that name."""
+    return {(prefix + path).rstrip("."): rule for path, rule in rules.items()}

@@ -73,7 +73,7 @@ def _layers(decoder: Decoder) -> dict[str, Any]:
     names = vocabulary_weights(decoder.config)
     layers = {names[0]: decoder.embedding} if hasattr(decoder, "embedding") else {}
     if len(names) > 1 and decoder.pipeline_stage.last:
-        layers[names[1]] = decoder.head
+        layers[names[1]] = decoder.head if decoder.config.architecture.codes is None else decoder.head.text
     return layers
 
 
@@ -81,8 +81,8 @@ def _rows_of_weight(decoder: Decoder, layer: Any) -> np.ndarray:
     """Return the rows of new tokens in a weight that tensor-parallel ranks may divide; every rank has all of them."""
     vocabulary = decoder.config.vocabulary
     assert vocabulary is not None
-    values = paddle.zeros([vocabulary.count, layer.weight.shape[1]], layer.weight.dtype)
-    rows = place_rows(values, vocabulary.first, decoder.tp.rank, layer.weight.shape[0])
+    values, tp = paddle.zeros([vocabulary.count, layer.weight.shape[1]], layer.weight.dtype), layer.vocabulary.tp
+    rows = place_rows(values, vocabulary.first, tp.rank, layer.weight.shape[0])
     if rows.stop > rows.start:
         values[rows.here] = layer.weight[rows.start : rows.stop]
-    return decoder.tp.sum(values).astype(paddle.get_default_dtype()).numpy()
+    return tp.sum(values).astype(paddle.get_default_dtype()).numpy()

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from erniekit.model.storage.layouts import Layout, StoredWeights
     from erniekit.model.storage.matrix_reading import StoredMatrix
+    from erniekit.model.storage.wrapped_weights import WrappedWeights
 
 
 class GrownWeights:
@@ -27,7 +28,7 @@ class GrownWeights:
         config: of the grown model.
     """
 
-    def __init__(self, stored: StoredWeights, config: ModelConfig) -> None:
+    def __init__(self, stored: StoredWeights | WrappedWeights, config: ModelConfig) -> None:
         assert config.vocabulary is not None
         self._stored, self._vocabulary, self._deviation = stored, config.vocabulary, config.initializer_range
         self._grown = frozenset(vocabulary_weights(config))

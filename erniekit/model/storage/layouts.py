@@ -32,6 +32,7 @@ from erniekit.model.storage.model_folder import CONFIG_KEY, refuse_half_written,
 from erniekit.model.storage.safetensors import SafetensorsFile, check_finite
 from erniekit.model.storage.shards import format_problems, open_weight_files
 from erniekit.model.storage.stacked_tensors import ExpertTensor, with_expert_tensors
+from erniekit.model.storage.wrapped_weights import WrappedWeights
 from erniekit.model.vocabulary import as_stored
 
 if TYPE_CHECKING:
@@ -160,7 +161,7 @@ class StoredWeights:
     def tied_weights_that_differ(self, config: ModelConfig) -> list[str]:
         """Return a problem if the embedding and a stored copy of it as the head differ; both are read."""
         head = config.architecture.file_name(HEAD)
-        if not (config.tie_word_embeddings and head in self._files):
+        if not (config.ties_head and head in self._files):
             return []
         embedding = self._regions[config.architecture.file_name(EMBEDDING)].stored
         return _untied_head(self._files[head], self._files[embedding], head, embedding)
@@ -181,7 +182,7 @@ class StoredWeights:
         return values.T if region.transposed else values
 
 
-def open_weights(config: ModelConfig, folder: Path | str) -> StoredWeights | GrownWeights:
+def open_weights(config: ModelConfig, folder: Path | str) -> StoredWeights | WrappedWeights | GrownWeights:
     """Locate every weight that `config` needs, and compare a stored copy of tied embeddings with them.
 
     Of a grown vocabulary the files hold the rows that the model had before.
@@ -196,7 +197,7 @@ def open_weights(config: ModelConfig, folder: Path | str) -> StoredWeights | Gro
     return stored
 
 
-def locate_weights(config: ModelConfig, folder: Path | str) -> StoredWeights | GrownWeights:
+def locate_weights(config: ModelConfig, folder: Path | str) -> StoredWeights | WrappedWeights | GrownWeights:
     """Locate every weight that `config` needs; only headers are read.
 
     Raises:
@@ -204,8 +205,15 @@ def locate_weights(config: ModelConfig, folder: Path | str) -> StoredWeights | G
             tensors are missing, unknown or of another shape (all are listed).
     """
     if config.vocabulary is not None:
-        return GrownWeights(_locate(as_stored(config), folder), config)
-    return _locate(config, folder)
+        return GrownWeights(_wrapped(as_stored(config), folder), config)
+    return _wrapped(config, folder)
+
+
+def _wrapped(config: ModelConfig, folder: Path | str) -> StoredWeights | WrappedWeights:
+    """Locate the weights of a model whose files may hold no more than its decoder."""
+    if config.wrapped is None:
+        return _locate(config, folder)
+    return WrappedWeights(_locate(config.wrapped.config, folder), config)
 
 
 def _locate(config: ModelConfig, folder: Path | str) -> StoredWeights:
@@ -216,7 +224,10 @@ def _locate(config: ModelConfig, folder: Path | str) -> StoredWeights:
     files = _as_float_weights(open_weight_files(folder), quantized)
     if config.architecture.stacked_experts:
         files = with_expert_tensors(files, config.architecture.stacked_experts, config.weight_shapes())
-    shapes = {name: file.shape(name) for name, file in files.items() if not _COMPUTED.search(name)}
+    inert = config.architecture.inert_tensors
+    shapes = {
+        name: file.shape(name) for name, file in files.items() if not _COMPUTED.search(name) and name not in inert
+    }
     formats = {file.metadata.get("format", "") for file in files.values()}
     layout = find_layout(config, shapes, formats, where=str(folder))
     regions = weight_regions(config, layout)
@@ -287,7 +298,7 @@ def find_layout(config: ModelConfig, shapes: Mapping[str, tuple[int, ...]], form
     head = shapes.get(config.architecture.file_name(HEAD))
     square_head = config.vocab_size == config.hidden_size
     head_inputs_first = inputs_first and is_paddle if square_head else head == (config.hidden_size, config.vocab_size)
-    return Layout(prefix, inputs_first, head_inputs_first and not config.tie_word_embeddings, qkv, gate_up)
+    return Layout(prefix, inputs_first, head_inputs_first and not config.ties_head, qkv, gate_up)
 
 
 def weight_regions(config: ModelConfig, layout: Layout) -> dict[str, TensorRegion]:
@@ -353,7 +364,7 @@ def _misfits(
 ) -> list[str]:
     expected = {region.stored: region.shape for region in regions.values() if region.stored}
     head, embedding = (config.architecture.file_name(name) for name in (HEAD, EMBEDDING))
-    if config.tie_word_embeddings and head in shapes:
+    if config.ties_head and head in shapes:
         expected[head] = expected[regions[embedding].stored]  # a stored copy
     problems = [f"{name}: missing" for name in expected if name not in shapes]
     for name, shape in shapes.items():

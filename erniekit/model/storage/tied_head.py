@@ -42,7 +42,7 @@ def contents_with_head(
 
 
 def _has_copy(config: ModelConfig) -> bool:
-    return config.architecture.stores_tied_head and config.tie_word_embeddings
+    return config.architecture.stores_tied_head and config.ties_head
 
 
 def _names(config: ModelConfig) -> tuple[str, str]:

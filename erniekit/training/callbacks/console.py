@@ -19,6 +19,8 @@ _SHOWN = {
     "loss": ("loss", "{:.4f}"),
     "perplexity": ("perplexity", "{:.4g}"),
     "token_accuracy": ("accuracy", "{:.1%}"),
+    "code_accuracy": ("code accuracy", "{:.1%}"),
+    "text_accuracy": ("text accuracy", "{:.1%}"),
     "reward_accuracy": ("reward accuracy", "{:.1%}"),
     "reward_margin": ("margin", "{:.3g}"),
     "exact_match": ("exact match", "{:.1%}"),
@@ -60,8 +62,12 @@ def format_details(record: Mapping[str, Any]) -> str:
     """Return its further figures in one line, those of an objective that this module does not know last, by name; ""
     if there are none."""
     values = _short_names(record)
-    unknown = {name: (name.replace("_", " "), "{:.4g}") for name in values if name not in _SHOWN | _DETAILS}
+    unknown = {name: (name.replace("_", " "), _form(name)) for name in values if name not in _SHOWN | _DETAILS}
     return _line(record, _DETAILS | unknown)
+
+
+def _form(name: str) -> str:
+    return "{:.1%}" if "accuracy" in name.split("_") else "{:.4g}"
 
 
 def _line(record: Mapping[str, Any], labels: Mapping[str, tuple[str, str]]) -> str:

@@ -52,6 +52,7 @@ from erniekit.training.checkpoint.sharded import (
 )
 from erniekit.training.checkpoint.tensors import TensorFiles, open_tensors, write_tensors
 from erniekit.training.collectives import SINGLE_PROCESS, Ranks
+from erniekit.training.control import Command
 from erniekit.training.early_stopping import BestSoFar
 from erniekit.training.gradients import LossScale
 from erniekit.training.metrics import Totals
@@ -83,6 +84,13 @@ class TrainerState:
     best: BestSoFar = field(default_factory=BestSoFar)
     loss_scale: LossScale | None = None  # of a float16 run
     learning_rate: float | None = None  # set by the user, instead of the schedule's
+    events: list[Command] = field(default_factory=list)  # what the user wants after later steps
+
+    @property
+    def choices(self) -> dict[str, Any]:
+        """What the user has chosen while the run trained, by the command that chooses it."""
+        scale = None if self.loss_scale is None else self.loss_scale.scale
+        return {"lr": self.learning_rate, "loss_scale": scale, "COMMAND@STEP": tuple(self.events)}
 
 
 def save_checkpoint(
@@ -176,6 +184,7 @@ def load_state(folder: Path) -> TrainerState:
             stored["best"] = {"step": stored.pop("best_step"), "value": stored.pop("best_eval_loss")}
         scale = stored.get("loss_scale")
         stored["loss_scale"] = None if scale is None else LossScale(**scale)
+        stored["events"] = [Command(*event) for event in stored.get("events", [])]
         return TrainerState(**{**stored, "best": BestSoFar(**stored["best"])})
     except (KeyError, TypeError) as error:
         raise CheckpointError(f"{folder / STATE_FILE}: not a trainer state of this version ({error})") from None

@@ -131,7 +131,8 @@ def embedding_inputs(decoder: Decoder, batch: Batch) -> dict[str, Tensor]:
 
 def batch_context(decoder: Decoder, batch: Batch, *, dense_mask: bool = False) -> BatchContext:
     """Return what the layers share while they compute a batch: positions, attention plan and padding."""
-    plan = AttentionPlan.build(batch.startend_row_indices, causal=True, dense=dense_mask)
+    indices = batch.startend_row_indices
+    plan = AttentionPlan.build(indices, causal=indices.shape[-1] == 1, dense=dense_mask)
     is_token = batch.is_token
     is_token_BS = None if is_token.all() else paddle.to_tensor(is_token.astype(np.float32))
     return decoder.context(paddle.to_tensor(batch.position_ids), plan, is_token_BS)

@@ -243,3 +243,19 @@ def test_a_step_that_fails_leaves_requests_as_they_were():
             scheduler.step()
     scheduler.cancel(broken)
     assert collect(scheduler)[0] == expected_answer(prompts[0], 4)[1:]
+
+
+def test_positions_of_rotation_are_those_of_the_request() -> None:
+    """A prompt in chunks, an answer that counts on, and a request beside it that counts its places."""
+    scheduler, model = make(max_running=2, step_tokens=3)
+    scheduler.submit(request([1, 2, 3, 4], room=3, rotary=(0, 1, 0, 1, 7)))
+    scheduler.submit(request([5, 6], room=2))
+    while scheduler.unfinished:
+        scheduler.step()
+    turned: dict[int, list[int]] = {}
+    for batch in model.batches:
+        rotary = batch.positions if batch.rotary is None else batch.rotary
+        for number, table in enumerate(batch.block_tables):
+            own = slice(batch.starts[number], batch.starts[number + 1])
+            turned.setdefault(int(table[0]), []).extend(rotary[own].tolist())
+    assert sorted(turned.values()) == [[0, 1, 0, 1, 7, 8], [0, 1, 2]]

@@ -1,0 +1,102 @@
+"""Texts are divided, joined and timed as the package `omnivoice` does it (tools/parity/record_speaking.py)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from unicodedata import ucd_3_2_0
+
+import pytest
+
+from erniekit.errors import DataError
+from erniekit.inference.speaking.text import (
+    SpokenReference,
+    estimated_frames,
+    joined_text,
+    measured_rate,
+    nonverbal_parts,
+    pieces,
+    read_speech_rate,
+    speaking_weight,
+    with_punctuation,
+    write_speech_rate,
+)
+from tests.inference.speaking.speaking_cases import LENGTHS, RECORDED, REFERENCES, SPEEDS, SPOKEN
+
+
+@pytest.fixture(scope="module")
+def recorded() -> dict:
+    return json.loads((RECORDED / "texts.json").read_text(encoding="utf-8"))
+
+
+def test_pieces_are_those_of_the_package(recorded: dict) -> None:
+    assert [[pieces(text, length) for length in LENGTHS] for text in SPOKEN] == recorded["pieces"]
+
+
+def test_texts_are_joined_and_punctuated_as_in_the_package(recorded: dict) -> None:
+    assert [[joined_text(other, text) for other in ("", *SPOKEN)] for text in SPOKEN] == recorded["joined"]
+    assert [with_punctuation(text) for text in SPOKEN] == recorded["punctuated"]
+
+
+def test_durations_are_those_of_the_package(recorded: dict) -> None:
+    found = [
+        [
+            estimated_frames(text, 25, None if reference is None else SpokenReference(*reference), speed=speed)
+            for reference in REFERENCES
+            for speed in SPEEDS
+        ]
+        for text in SPOKEN
+    ]
+    assert found == recorded["frames"]
+
+
+def test_every_character_takes_as_long_as_in_the_package(recorded: dict) -> None:
+    runs = recorded["weights"]
+    for (first, weight), (following, _) in zip(runs, [*runs[1:], (0x110000, 0)], strict=True):
+        step = max(1, (following - first) // 50)
+        characters = map(chr, {*range(first, following, step), following - 1})
+        known = [each for each in characters if ucd_3_2_0.category(each) != "Cn"]  # in every version of Python
+        assert {speaking_weight(each) for each in known} <= {weight}, hex(first)
+
+
+def test_the_first_piece_may_be_shorter() -> None:
+    text = "One, two, three, four, five, six, seven, eight."
+    assert pieces(text, 30) == ["One, two, three, four, five,", "six, seven, eight."]
+    assert pieces(text, 30, first=6) == ["One,", "two, three, four, five, six,", "seven, eight."]
+    assert pieces("", 30) == pieces(" \n ", 30) == []
+
+
+def test_tags_are_parts_of_their_own() -> None:
+    text = "Well [sigh] then[laughter][no tag]."
+    assert nonverbal_parts(text) == ["Well ", "[sigh]", " then", "[laughter]", "[no tag]."]
+    assert nonverbal_parts("") == []
+
+
+def test_frames_follow_the_frame_rate() -> None:
+    text = "Good morning to everybody in this house, and a happy new year to all of you."
+    assert estimated_frames(text, 50) == pytest.approx(2 * estimated_frames(text, 25), abs=2)
+    assert estimated_frames("", 25) == 1
+    assert estimated_frames(text, 25, SpokenReference("", 10)) == estimated_frames(text, 25)
+    assert estimated_frames(text, 25, SpokenReference("\u0640", 10)) == 1  # a reference of no length
+
+
+def test_a_measured_rate_has_no_boost_for_short_texts(tmp_path: Path) -> None:
+    rate = measured_rate([("three", 0.5), ("one two", 0.62), ("", 1.0), ("nine", 0.0)])
+    assert rate == pytest.approx((0.1 + 0.62 / 6.2) / 2)
+    assert measured_rate([]) is None
+    assert estimated_frames("seven", 25, weight_seconds=0.1) == round(5 * 0.1 * 25)
+    assert estimated_frames("seven", 25, weight_seconds=0.1, speed=2.0) == round(5 * 0.1 * 25 / 2)
+    voice = SpokenReference("one", 30)
+    assert estimated_frames("seven", 25, voice, weight_seconds=0.1) == estimated_frames("seven", 25, voice)
+    assert read_speech_rate([tmp_path]) is None
+    write_speech_rate(tmp_path, 0.125)
+    assert read_speech_rate([tmp_path / "absent", tmp_path]) == 0.125
+
+
+@pytest.mark.parametrize(
+    "content", ["{}", "nothing", '{"seconds_per_letter": "fast"}', '{"seconds_per_letter": -1.0}', "[" * 10_000]
+)
+def test_a_damaged_rate_is_told(tmp_path: Path, content: str) -> None:
+    (tmp_path / "speech_rate.json").write_text(content)
+    with pytest.raises(DataError, match=r"speech_rate.json: expected seconds_per_letter"):
+        read_speech_rate([tmp_path])

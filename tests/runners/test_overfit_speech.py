@@ -1,0 +1,41 @@
+"""`erniekit train --try` of a model that speaks: one recording by heart, and its sound."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+
+from erniekit.config import Config
+from erniekit.runners.overfit_check import overfit_check
+from erniekit.runners.overfit_speech import equal_share
+from tests.runners.coded_speech import coded_speech
+
+
+@pytest.mark.parametrize(
+    ("written", "share"),
+    [([[1, 2, 3], [4, 5, 6]], 1.0), ([[1, 2], [4, 5]], 4 / 6), ([[1, 2, 9, 9], [4, 5, 6, 9]], 5 / 8), ([[], []], 0.0)],
+)
+def test_codes_are_compared_place_by_place(written: list[list[int]], share: float) -> None:
+    expected = np.array([[1, 2, 3], [4, 5, 6]])
+    assert equal_share(np.array(written, np.int64).reshape(2, -1), expected) == pytest.approx(share)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", ["masked", "ar_nar"])
+def test_a_recording_is_learned_and_said(
+    make_config: Callable[..., Config], tmp_path: Path, logged: list[str], objective: str
+) -> None:
+    values: dict[str, Any] = {"stage": "TTS", "tts_objective": objective, "train_dataset_type": "codes"}
+    config = make_config(**values, train_dataset_path=str(coded_speech(tmp_path / "codes")))
+    assert overfit_check(config)
+    folder = tmp_path / "run-try"
+    assert sorted(path.name for path in folder.iterdir()) == ["original.wav", "spoken.wav"]
+    lengths = {len(soundfile.read(folder / name)[0]) for name in ("original.wav", "spoken.wav")}
+    assert len(lengths) == 1 and lengths.pop() > 0
+    assert logged[-1].startswith("OK: the model learned the sample") and "% of the codes, " in logged[-1]
+    assert not (tmp_path / "run").exists()

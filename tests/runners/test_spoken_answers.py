@@ -1,0 +1,79 @@
+"""An evaluation speaks held-out texts, and a judge writes down what it hears."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+
+from erniekit.config import Config
+from erniekit.inference.speaking import spoken_answers
+from erniekit.inference.speaking.spoken_answers import SPEECH_FOLDER
+from erniekit.runners.evaluate import run_evaluation
+from tests.runners.coded_speech import coded_speech
+
+
+class Deaf:
+    """Hears the same word in everything."""
+
+    def __init__(self) -> None:
+        self.heard: list[int] = []
+
+    def write_down(self, sound: np.ndarray, sampling_rate: int) -> str:
+        self.heard.append(len(sound))
+        return "one"
+
+
+@pytest.fixture
+def evaluated(
+    make_config: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[dict[str, float], Path, Deaf]]:
+    judge = Deaf()
+    monkeypatch.setattr(spoken_answers, "open_judge", lambda name, texts: judge)
+    monkeypatch.setattr("erniekit.build.preflight.check_judge", lambda config: None, raising=False)
+
+    def evaluate(**values: Any) -> tuple[dict[str, float], Path, Deaf]:
+        data = coded_speech(tmp_path / "codes")
+        held_out = coded_speech(tmp_path / "held-out", 6)
+        config = make_config(
+            stage="TTS",
+            do_train=False,
+            do_eval=True,
+            train_dataset_path=str(data),
+            train_dataset_type="codes",
+            eval_dataset_path=str(held_out),
+            eval_dataset_type="codes",
+            unmask_steps=2,
+            **values,
+        )
+        return dict(run_evaluation(config).metrics), config.output_dir, judge
+
+    return evaluate
+
+
+@pytest.mark.proves("speech_judge", "eval_answers")
+@pytest.mark.parametrize("objective", ["masked", "ar_nar"])
+def test_held_out_texts_are_spoken_and_compared(evaluated: Callable[..., Any], objective: str) -> None:
+    metrics, output, judge = evaluated(tts_objective=objective, eval_answers=4, speech_judge="pocketsphinx")
+    lines = [json.loads(line) for line in (output / "eval_samples.jsonl").read_text().splitlines()]
+    assert metrics["answers"] == len(lines) == len(judge.heard) == 4
+    words = [line["expected"].lower().split() for line in lines]
+    missed = sum(len(each) - ("one" in each) for each in words)
+    assert metrics["wer"] == pytest.approx(missed / sum(map(len, words)))
+    assert {line["answer"] for line in lines} == {"one"} and all("wer" in line and "cer" in line for line in lines)
+    for line, samples in zip(lines, judge.heard, strict=True):
+        path, _, number = line["place"].rpartition(":")
+        assert Path(path).is_file() and int(number) >= 1
+        assert len(soundfile.read(line["sound"])[0]) == samples
+    assert len(list((output / SPEECH_FOLDER).iterdir())) == 4
+
+
+def test_without_a_judge_texts_are_spoken_and_not_compared(evaluated: Callable[..., Any]) -> None:
+    metrics, output, judge = evaluated(tts_objective="masked", eval_answers=2)
+    assert metrics["answers"] == 2 and "wer" not in metrics and not judge.heard
+    assert len(list((output / SPEECH_FOLDER).iterdir())) == 2
