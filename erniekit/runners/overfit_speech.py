@@ -144,8 +144,7 @@ def equal_share(written: np.ndarray, codes: np.ndarray) -> float:
 def always_told(drawing: Any) -> MaskedCodes | ArNarCodes:
     """Return a drawing whose samples are all told the same, so that one prompt asks for what they teach."""
     if isinstance(drawing, MaskedCodes):
-        told = {"language": 1.0, "instruct": 1.0, "only_instruct": 0.0, "pinyin": 0.0}
-        return replace(drawing, condition_dropout=0.0, **told)
+        return replace(drawing, condition_dropout=0.0, language=1.0, instruct=1.0, only_instruct=0.0, pinyin=0.0)
     return replace(drawing, tasks=(TTS,), condition_dropout=0.0, prompt_dropout=1.0, language=1.0)
 
 
