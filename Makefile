@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 SHELL := /bin/bash
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart quickstart-asr quickstart-units test test-operators test-fast test-all parity oracle-5 fuzz lint docs check-generated check-proofs smoke bench bench-peers bench-profile bench-torch layouts validate-examples clean
+.PHONY: help quickstart quickstart-asr quickstart-units quickstart-tts test test-operators test-fast test-all parity oracle-5 fuzz lint docs check-generated check-proofs smoke bench bench-peers bench-profile bench-torch layouts validate-examples clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /  make \1\t/' | expand -t 26
@@ -53,6 +53,10 @@ quickstart-asr: $(VENV)/.speech ## the same for speech: make recordings of digit
 
 quickstart-units: $(VENV)/.cpu ## the same for speech as tokens: a tiny ERNIE gets units of speech, hears and says digits with them
 	$(BIN)/python tools/quickstart/run.py units
+
+quickstart-tts: $(VENV)/.speech ## the same for speech out: make recordings of a voice, train a tiny model that says digits, let a recogniser write them down
+	$(PIP) install 'pocketsphinx>=5.0.4,<5.2'
+	$(BIN)/python tools/quickstart/run.py tts
 
 test: $(VENV)/.dev ## run the tests (no torch, no network)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not parity and not exhaustive"
@@ -106,6 +110,7 @@ check-generated: $(VENV)/.cpu ## fail when a generated file is stale, a link is 
 	$(BIN)/python tools/quickstart/make_data.py --check
 	$(BIN)/python tools/quickstart/make_model.py --check
 	$(BIN)/python tools/quickstart/make_listener.py --check
+	$(BIN)/python tools/quickstart/make_speaker.py --check
 	$(BIN)/python tools/quickstart/make_units.py --examples --check
 	$(BIN)/python tools/quickstart/make_configs.py --check
 	$(BIN)/python tools/bench/layouts_on_paper.py --check
@@ -129,6 +134,8 @@ layouts: $(VENV)/.cpu ## every parallel layout against one process, traffic and 
 
 SPEECH := $(wildcard examples/configs/quickstart/asr*.yaml)
 UNITS := examples/configs/quickstart/units.yaml
+TTS_CODES := examples/configs/quickstart/tts-codes.yaml
+TTS := examples/configs/quickstart/tts.yaml examples/configs/quickstart/tts-ar-nar.yaml
 
 validate-examples: $(VENV)/.speech ## validate every shipped configuration
 	@# layouts are checked rank by rank in tests/runners/test_layout_examples.py
@@ -136,7 +143,7 @@ validate-examples: $(VENV)/.speech ## validate every shipped configuration
 	@# some of the quickstart's go on from the output of another, so there must be one
 	$(BIN)/erniekit train examples/configs/quickstart/sft.yaml max_steps=1 warmup_steps=0 do_eval=false report_to=none \
 	    overwrite_output_dir=true output_dir=$(VENV)/one-step > /dev/null
-	$(BIN)/erniekit validate $(filter-out $(SPEECH) $(UNITS),$(wildcard examples/configs/quickstart/*.yaml)) \
+	$(BIN)/erniekit validate $(filter-out $(SPEECH) $(UNITS) $(TTS) $(TTS_CODES),$(wildcard examples/configs/quickstart/*.yaml)) \
 	    model_name_or_path=$(VENV)/one-step > /dev/null
 	@# that of units needs its records
 	$(BIN)/python tools/quickstart/make_units.py --first 20 --output $(VENV)/units > /dev/null
@@ -148,6 +155,12 @@ validate-examples: $(VENV)/.speech ## validate every shipped configuration
 	    overwrite_output_dir=true output_dir=$(VENV)/one-step-asr train_dataset_path=$(VENV)/speech/train.jsonl > /dev/null
 	$(BIN)/erniekit validate $(SPEECH) model_name_or_path=$(VENV)/one-step-asr train_dataset_path=$(VENV)/speech/train.jsonl \
 	    eval_dataset_path=$(VENV)/speech/eval.jsonl > /dev/null
+	@# those that speak need codes of recordings; a judge need not be installed
+	$(BIN)/python tools/quickstart/make_voice.py --first 20 --output $(VENV)/voice > /dev/null
+	$(BIN)/erniekit codes $(TTS_CODES) codec=$(VENV)/voice/codec train_dataset_path=$(VENV)/voice/train.jsonl \
+	    output_dir=$(VENV)/voice-codes > /dev/null
+	$(BIN)/erniekit validate $(TTS) train_dataset_path=$(VENV)/voice-codes eval_dataset_path=$(VENV)/voice-codes \
+	    speech_judge= metric_for_best_model=eval_loss > /dev/null
 	$(BIN)/erniekit validate --verb codes examples/configs/speech/codes.yaml \
 	    train_dataset_path=$(VENV)/speech/train.jsonl > /dev/null
 

@@ -231,8 +231,7 @@ def level_losses(
         labels_TC = labels_TC[tp.rank * hidden_TH.shape[0] : (tp.rank + 1) * hidden_TH.shape[0]]
 
     def use(states_TH: Tensor, projection: Projection, level: int) -> tuple[Tensor, ...]:
-        labels_T, divided = labels_TC[:, level], tp.sequence_parallel_active
-        return _summed_loss(states_TH, projection, labels_T, fused, needs_gradient, divided=divided)
+        return _summed_loss(states_TH, projection, labels_TC[:, level], fused, needs_gradient)
 
     results = decoder.head.use(hidden_TH, range(len(counts)), use)
     losses = []
@@ -261,29 +260,19 @@ def logits_of_level(heads: JoinedHeads | LevelHeads, hidden: Tensor, level: int)
 
 
 def _summed_loss(
-    states_TH: Tensor,
-    projection: Projection,
-    labels_T: np.ndarray,
-    fused: bool,
-    needs_gradient: bool,
-    *,
-    divided: bool,
+    states_TH: Tensor, projection: Projection, labels_T: np.ndarray, fused: bool, needs_gradient: bool
 ) -> tuple[Tensor, Tensor]:
     """Return the summed loss of the rows that have a label, and how many of these have the largest logit.
 
-    Args:
-        divided: other ranks have other rows. All then compute with the same operators, whatever labels they have,
-            because they exchange gradients during backward in the order of these.
+    The operators are the same whatever rows have one, because ranks with other rows exchange gradients during backward
+    in the order of these.
     """
     positions = np.flatnonzero(labels_T != IGNORE_INDEX)
     count = len(positions)
-    if not count and not divided:
-        return projection.logits(states_TH[:1]).flatten()[:0].sum(), paddle.zeros([], "int64")
     if not count:
         positions = np.zeros(1, np.int64)  # a row that counts for nothing
     labels = paddle.to_tensor(np.maximum(labels_T[positions], 0))
-    if divided or count < len(labels_T):
-        states_TH = paddle.gather(states_TH, paddle.to_tensor(positions))
+    states_TH = paddle.gather(states_TH, paddle.to_tensor(positions))
     if fused:
         weight = projection.weight
         if projection.bias is not None:  # a further channel, which is 1
@@ -293,4 +282,4 @@ def _summed_loss(
     else:
         found = loss_of_logits(projection.logits(states_TH), labels, NO_TENSOR_PARALLEL)
     loss_sum, correct_count = found
-    return (loss_sum * float(count > 0), correct_count * int(count > 0)) if divided else found
+    return loss_sum * float(count > 0), correct_count * int(count > 0)

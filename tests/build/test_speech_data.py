@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from erniekit.build.model import open_tokenizer
 from erniekit.config import Config
 from erniekit.data.ar_nar_codes import ArNarCodes
 from erniekit.data.dataset import Dataset
+from erniekit.data.loader import prefetch
 from erniekit.data.masked_codes import MaskedCodes
 from erniekit.errors import DataError
 from tests.build.test_speech import write_codes
@@ -104,3 +106,16 @@ def test_every_sample_of_an_epoch_is_in_a_step(speech: Callable[..., Config], op
         steps = range(plan.steps_in_epoch(0))
         seen = [index for step in steps for batch in plan.micro_batches(step) for row in batch.samples for index in row]
         assert sorted(seen) == list(range(COUNT))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_shard_that_is_cut_meanwhile_ends_the_run_with_its_name(
+    workers: int, speech: Callable[..., Config], opened: OpenData, codes: Path
+) -> None:
+    values = {"packing": False, "per_device_train_batch_size": 1, "random_shuffle": False}
+    steps = prefetch(training_plan(speech(**values), opened(**values)), 0, workers)
+    next(steps)
+    os.truncate(codes / "audios" / "s1.tar", 1500)
+    with pytest.raises(DataError, match=r"s1\.tar: expected the shard as it was .* got 1,500 bytes"):
+        for _ in range(COUNT):
+            next(steps)

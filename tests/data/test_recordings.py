@@ -371,7 +371,8 @@ def test_the_examples_of_the_documentation_are_read(tmp_path):
         parsed = parse_record(FORMATS[kind], record, [str(tmp_path)])
         read.append((kind, parsed.prompt if isinstance(parsed, Preference) else parsed))
     assert [kind for kind, _ in read] == ["asr"] * 3 + ["messages", "sharegpt"] + ["messages"] * 2 + [
-        "messages preferences"
+        "messages preferences",
+        "codes",
     ]
     assert read[1][1].turns[1] == read[2][1].turns[1]
     assert replace(read[1][1].clips[0], duration=3.6) == replace(read[2][1].clips[0], end=66.1)

@@ -289,3 +289,11 @@ def test_recordings_outside_of_the_durations_are_left_out_and_counted(tmp_path: 
     assert "12 records, 5 kept, 7 dropped (outside of duration_range)" in str(dataset.report)
     with pytest.raises(DataError, match="none of its 12 recordings has a duration within duration_range"):
         open_speech(path, tokenizer, tmp_path / "cache", speech=speech_settings(shortest=5.0))
+
+
+def test_codes_of_the_cache_that_are_cut_meanwhile_are_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    dataset = open_speech(write_codes_jsonl(tmp_path / "a.jsonl"), tokenizer, tmp_path / "cache")
+    (codes,) = (tmp_path / "cache").glob("*/codes.bin")
+    os.truncate(codes, 10)
+    with pytest.raises(DataError, match=r"codes\.bin: something has truncated this file"):
+        dataset.codes(0)

@@ -25,7 +25,6 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "tp2": TENSOR,
     "tp2 + sp": {**TENSOR, "sequence_parallel": True},
     "pp2": PIPELINE,
-    "pp2, vpp2": {**PIPELINE, "virtual_pp_degree": 2},
     "sharding1": {"sharding_parallel_degree": 2, "sharding": "stage1"},
     "sharding2": {"sharding_parallel_degree": 2, "sharding": "stage2"},
     "sharding3": {"sharding_parallel_degree": 2, "sharding": "stage3"},

@@ -38,7 +38,7 @@ from tools.parity.intelligibility import Errors, Recogniser, Said, errors, of_le
 
 MAY_GROW = 1.5
 CONFIGS = {"masked codes": "tts", "AR and NAR": "tts-ar-nar"}
-NOT_JUDGED = ("do_eval=false", "eval_answers=0", "speech_judge=", "metric_for_best_model=", "save_strategy=no")
+NOT_JUDGED = ("do_eval=false", "eval_answers=0", "speech_judge=", "metric_for_best_model=eval_loss", "save_strategy=no")
 
 
 def erniekit(*words: str) -> None:

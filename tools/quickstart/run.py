@@ -1,10 +1,11 @@
-"""`make quickstart`, `make quickstart-asr` and `make quickstart-units`: tiny models, trained on a CPU in minutes.
+"""`make quickstart` and `make quickstart-asr`, `-units` and `-tts`: tiny models, trained on a CPU.
 
-    python tools/quickstart/run.py [text | speech | units]
+    python tools/quickstart/run.py [text | speech | units | tts]
 
 `text`: what a tiny ERNIE answers before and after it is trained on the shipped data. `speech`: how well a tiny
 Qwen2-Audio hears digits, in voices that it was trained on and in others, and a voice that adapters are trained on.
 `units`: a tiny ERNIE whose vocabulary grows by units of speech, writes down what it hears, and says what it reads.
+`tts`: a tiny model learns to say digits in a voice, and a recogniser writes down what it says.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ SPEECH = "output/quickstart/speech"
 ASR, ASR_LORA = (f"examples/configs/quickstart/{name}.yaml" for name in ("asr", "asr-lora"))
 LISTENER = "output/quickstart/asr"
 UNITS, SPEAKER = "examples/configs/quickstart/units.yaml", "output/quickstart/units"
+TTS, TTS_CODES = (f"examples/configs/quickstart/{name}.yaml" for name in ("tts", "tts-codes"))
+VOICE, SPOKEN = "output/quickstart/voice", "output/quickstart/tts"
 PROMPTS = (
     "What is 27 + 15?",
     "Sort 7, 2, 9, 4 in descending order.",
@@ -81,6 +84,19 @@ def units() -> str:
     return f"Talk to it: {program_folder()}/erniekit chat {SPEAKER} --temperature 0"
 
 
+def tts() -> str:
+    """Train the tiny model that speaks; return the command that goes on from there."""
+    held_out = (f"train_dataset_path={VOICE}/eval.jsonl", f"output_dir={SPOKEN}-codes-eval")
+    run("Make recordings of a voice, and a codec", "python", "tools/quickstart/make_voice.py")
+    run("Codes of the recordings", "erniekit", "codes", TTS_CODES)
+    run("Codes of held-out recordings", "erniekit", "codes", TTS_CODES, *held_out)
+    run("Train", "erniekit", "train", TTS)
+    run("Held-out phrases, spoken and written down", "erniekit", "eval", TTS)
+    output = f"{SPOKEN}/three-five-nine.wav"
+    run("Speak", "erniekit", "speak", SPOKEN, "--text", "three five nine", "--output", output)
+    return f"Listen to {output}. Let it say more: {program_folder()}/erniekit speak {SPOKEN} --text TEXT --output FILE"
+
+
 def program_folder() -> Path:
     binaries = Path(sys.executable).parent
     return binaries.relative_to(ROOT) if binaries.is_relative_to(ROOT) else binaries
@@ -88,11 +104,11 @@ def program_folder() -> Path:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="?", choices=("text", "speech", "units"), default="text")
+    parser.add_argument("what", nargs="?", choices=("text", "speech", "units", "tts"), default="text")
     what = parser.parse_args().what
     start = time.monotonic()
     os.chdir(ROOT)
-    following = {"text": text, "speech": speech, "units": units}[what]()
+    following = {"text": text, "speech": speech, "units": units, "tts": tts}[what]()
     print(f"\nDone in {time.monotonic() - start:.0f} s. {following}")
 
 
