@@ -126,3 +126,13 @@ def test_options_without_effect_are_told(
     assert speak(other, *words, tmp_path / "b.wav", "--max-seconds", "0.2") in (0, 2)
     shown = capsys.readouterr().err
     assert "no effect: --unmask-steps, because the model was trained with tts_objective: ar_nar" in shown
+
+
+def test_the_configuration_of_a_run_names_the_model_that_it_has_left(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "tts.yaml"
+    path.write_text(f"stage: TTS\ntrain_dataset_path: data\ntrain_dataset_type: codes\noutput_dir: {model}\nseed: 3\n")
+    assert speak(path, "--text", "one", "--output", tmp_path / "a.wav") == 0
+    shown = capsys.readouterr()
+    assert (tmp_path / "a.wav").is_file() and "no effect" not in shown.out + shown.err

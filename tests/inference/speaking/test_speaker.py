@@ -20,6 +20,8 @@ from erniekit.inference.speaking import Piece, PreparedUtterance, Utterance, Voi
 from erniekit.inference.speaking.sound import SoundSettings
 from erniekit.inference.speaking.speaker import Speaking, SpeechModel
 from erniekit.inference.speaking.text import SpokenReference, estimated_frames, write_speech_rate
+from erniekit.model.lora.config import LoraSettings
+from erniekit.model.lora.lora import add_adapters, named_adapter_weights, save_adapters
 from tests.inference.speaking.speaker_folder import CODES, LEVELS, codec_folder, speaker_folder
 
 FEW = SpeakingParameters(unmask_steps=2)
@@ -274,3 +276,27 @@ def test_the_codec_is_found_or_asked_for(folder: Path, tmp_path: Path) -> None:
 def test_a_model_of_text_cannot_speak(tiny_base: Path) -> None:
     with pytest.raises(DataError, match="writes text and no codes"):
         SpeechModel.load(tiny_base)
+
+
+@pytest.mark.proves("lora_codebooks")
+def test_adapters_come_with_the_levels_that_they_serve(tmp_path: Path) -> None:
+    base = speaker_folder(tmp_path / "base", "vall_e")
+    model = SpeechModel.load(base)
+    add_adapters(model.decoder, LoraSettings(2, 4.0), seed=1)
+    rng = np.random.default_rng(5)
+    for parameter in named_adapter_weights(model.decoder).values():
+        parameter.set_value(rng.standard_normal(parameter.shape).astype(np.float32))
+    adapters = tmp_path / "adapters"
+    adapters.mkdir()
+    save_adapters(model.decoder, adapters, str(base))
+    texts = [Utterance(text, number=number) for number, text in enumerate(("one two three", "four", "five six"))]
+
+    def codes(**how: Any) -> list[np.ndarray]:
+        return [piece.codes for piece in speak(SpeechModel.load(base, **how), *texts, max_seconds=0.3)]
+
+    plain, adapted = codes(), codes(adapters=adapters)
+    assert any(a.shape != b.shape or (a != b).any() for a, b in zip(plain, adapted, strict=True))
+    (adapters / PARAMETERS_FILE).write_text(json.dumps({"lora_codebooks": [1]}))
+    second = codes(adapters=adapters)
+    assert all(np.array_equal(a[0], b[0]) for a, b in zip(plain, second, strict=True))
+    assert any((a[1] != b[1]).any() for a, b in zip(plain, second, strict=True))
