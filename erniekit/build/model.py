@@ -55,8 +55,6 @@ def select_device(config: Config) -> str:
     logger.info(f"device: {device}{_on_cpu(config) if device == 'cpu' else ''}")
     for line in config.ignored_on_gpu() if device.startswith("gpu") else config.ignored_on_cpu():
         logger.info(line)
-    if device != "cpu" and config.is_set("cpu_kernels"):
-        logger.info(f"`cpu_kernels` ({config.origin('cpu_kernels')}) has no effect on {device}")
     choose_kernels(config)
     return device
 

@@ -54,7 +54,8 @@ def run(arguments: list[str]) -> int:
         (options.model_folder / "config.json").write_text(json.dumps(shape, indent=2) + "\n", encoding="utf-8")
     if options.output:
         options.output.write_text(text, encoding="utf-8")
-        print(f"{options.output}: written; `erniekit validate {options.output}` checks it")
+        told = f"{options.output}: written; `erniekit validate {options.output}` checks it"
+        print(escape_control_characters(told))
     else:
         sys.stdout.write(escape_control_characters(text))
     return 0

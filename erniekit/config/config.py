@@ -197,13 +197,16 @@ class Config:
     def gpu_only_parameters(self) -> list[Parameter]:
         """Return the parameters whose values differ from their defaults and have an effect on a GPU only.
 
-        Mixed precision is one of them on devices other than CPU and GPU, and with `fp16`.
+        Mixed precision is one of them on devices other than CPU and GPU, and with `fp16`; on such devices also what has
+        an effect on a CPU only.
         """
-        no_mixed_precision = self.precision.fp16 or other_device(self.basic.device)
+        other = other_device(self.basic.device)
+        devices = (GPU_ONLY, CPU_ONLY) if other else (GPU_ONLY,)
+        no_mixed_precision = self.precision.fp16 or other
         return [
             item
             for item in self._changed_parameters()
-            if item.devices == GPU_ONLY or (no_mixed_precision and item.section == "precision")
+            if item.devices in devices or (no_mixed_precision and item.section == "precision")
         ]
 
     def _changed_parameters(self) -> list[Parameter]:

@@ -85,7 +85,7 @@ def epoch_order(
         int64[m], indices into `source_of`.
 
     Raises:
-            DataError: the strategy is unknown, the probabilities cannot be used, or the epoch would exceed both the
+        DataError: the strategy is unknown, the probabilities cannot be used, or the epoch would exceed both the
             data and MAX_OVERSAMPLED_EPOCH samples.
     """
     if strategy not in STRATEGIES:

@@ -139,7 +139,7 @@ def open_packed(folder: Path, data_fingerprint: DataFingerprint, max_seq_len: in
     """Open the samples and rows of a folder.
 
     Raises:
-            DataError: the folder is not a complete one of `erniekit pack`, was made with another tokenizer, template or
+        DataError: the folder is not a complete one of `erniekit pack`, was made with another tokenizer, template or
             stage, or has rows longer than `max_seq_len`.
     """
     metadata = _read_metadata(folder)

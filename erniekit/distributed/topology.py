@@ -100,7 +100,7 @@ class Topology:
         """Build the topology of `world_size` ranks; the data-parallel degree is what the other degrees leave.
 
         Raises:
-                ConfigurationError: the product of the degrees does not divide the number of ranks, or they contradict
+            ConfigurationError: the product of the degrees does not divide the number of ranks, or they contradict
                 each other.
         """
         return cls(
@@ -249,7 +249,7 @@ def topology_from(config: Config, world_size: int | None = None) -> Topology:
         world_size: the number of ranks; None: as few as the degrees need.
 
     Raises:
-            ConfigurationError: the degrees contradict each other or do not divide the number of ranks. The message ends
+        ConfigurationError: the degrees contradict each other or do not divide the number of ranks. The message ends
             with where each degree was written.
     """
     section = config.distributed

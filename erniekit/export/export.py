@@ -89,13 +89,13 @@ def export_model(
 
     Args:
         named: a configuration file of a run, its `output_dir`, or a checkpoint; full weights or adapters.
-            form: "hf" for what `transformers` and this project load, "inference" for a program of Paddle's inference
+        form: "hf" for what `transformers` and this project load, "inference" for a program of Paddle's inference
             engine, "onnx" for ONNX.
-            dtype: "float32", "bfloat16" or "float16"; None for the type that the base model is stored in. Programs
+        dtype: "float32", "bfloat16" or "float16"; None for the type that the base model is stored in. Programs
             compute in float32.
 
     Raises:
-            UserError: there is no complete model, the target is not empty, a file is damaged, the disk is full, or the
+        UserError: there is no complete model, the target is not empty, a file is damaged, the disk is full, or the
             exported model does not compute the same logits as the trained model.
     """
     for line in config.messages:
@@ -154,7 +154,7 @@ def open_trained_decoder(model: TrainedModel, model_config: ModelConfig, fp8_set
     """Load the trained model into memory, with its adapters on top of the base weights.
 
     Args:
-            fp8_settings: compute through these 8-bit floats; None: compute as the model is stored, for adapters on top
+        fp8_settings: compute through these 8-bit floats; None: compute as the model is stored, for adapters on top
             of weights quantized as in training.
 
     Raises:

@@ -142,9 +142,10 @@ class GenerationEvaluator:
                 decoder,
                 prompt.ids,
                 Sampling(limit + 1, stop_token_ids=stops),  # one more, to tell a cut answer from one that ends there
-                inputs=prompt_inputs(prompt, inputs),
+                number,
+                prompt_inputs(prompt, inputs),
             )
-            for (_, prompt), limit in zip(asked, limits, strict=True)
+            for number, ((_, prompt), limit) in enumerate(zip(asked, limits, strict=True))
         ]
         answers = answer_requests(decoder, requests, max_running=MAX_RUNNING)
         return [

@@ -30,15 +30,7 @@ from erniekit.export.saved_program import SavedProgram
 from erniekit.export.trained_model import ignored_config_keys, run_parameters
 from erniekit.inference.audio_prompts import ReadClip, prompt_audio, prompt_inputs
 from erniekit.inference.decoding.scheduler import MAX_RUNNING
-from erniekit.inference.generation import (
-    Audio,
-    TextModel,
-    answer_requests,
-    check_prompt,
-    length_limit,
-    make_request,
-    stream,
-)
+from erniekit.inference.generation import Audio, TextModel, answer_requests, length_limit, make_request, stream
 from erniekit.inference.sampling import Sampling
 from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.builder import build_model
@@ -197,8 +189,6 @@ class ChatModel:
         Raises:
             UserError: a prompt is empty or too long, or one of its recordings cannot be read.
         """
-        for number, prompt in enumerate(encoded, start=1):
-            check_prompt(self.decoder, prompt.ids, sampling, number)
         answers = self.answer_batch(encoded, sampling, streams, report=report)
         return [self._units.decode(tokens) for tokens in answers]
 

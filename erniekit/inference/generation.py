@@ -38,8 +38,6 @@ def generate(
         UserError: a prompt is empty, or leaves no room for an answer (see `length_limit`); or it has recordings, and
             the model is an exported program.
     """
-    for number, prompt in enumerate(prompts, start=1):
-        check_prompt(decoder, prompt, sampling, number)
     numbers = range(len(prompts)) if streams is None else streams
     return answer_requests(
         decoder,
@@ -59,7 +57,6 @@ def stream(
         number: of the stream of random draws; another number gives another sampled answer.
         audio: the recordings of the prompt; None: it has none.
     """
-    check_prompt(decoder, prompt, sampling, 1)
     inputs = _row_inputs(decoder, audio, 0, len(prompt))
     for event in _events(decoder, [make_request(decoder, prompt, sampling, number, inputs)], 1):
         if event.token is not None:
@@ -69,15 +66,16 @@ def stream(
 def make_request(
     decoder: TextModel, prompt: Sequence[int], sampling: Sampling, stream: int = 0, inputs: Inputs | None = None
 ) -> Request:
-    """Return the request for an answer to a prompt that `check_prompt` has passed, as long as there is room for it.
+    """Return the request for an answer to a prompt, as long as there is room for it.
 
     Args:
-        stream: the number of its stream of random draws.
+        stream: the number of its stream of random draws, and in messages, which count from 1, that of the prompt.
         inputs: reads the arrays of its recordings; None: it has none.
 
     Raises:
-        UserError: the model has no such token.
+        UserError: the prompt is empty or leaves no room for an answer, or the model has no such token.
     """
+    check_prompt(decoder, prompt, sampling, stream + 1)
     size = decoder.config.vocab_size
     if max(prompt) >= size:
         raise UserError(
@@ -143,8 +141,9 @@ def _events(decoder: TextModel, requests: Sequence[Request], max_running: int) -
     while scheduler.unfinished:
         for event in scheduler.step():
             if event.finished == "failed":
+                number = requests[event.request].stream + 1  # the requests may be some of many prompts
                 raise UserError(
-                    f"the model cannot answer prompt {event.request + 1}: its logits are not finite. Its numbers "
+                    f"the model cannot answer prompt {number:,}: its logits are not finite. Its numbers "
                     "overflow, as after a training that diverged, or in float16; take an earlier checkpoint, or a "
                     "model in bfloat16 or float32"
                 )

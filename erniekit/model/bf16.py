@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeVar
@@ -119,9 +119,10 @@ def as_in_forward(backward: Callable[..., Result]) -> Callable[..., Result]:
 
 @contextmanager
 def weights_stay() -> Iterator[None]:
-    """Round each parameter once inside, where none may change: in a step before its update, or in an evaluation.
+    """Round each parameter once inside, where none changes: in a step before its update, or in an evaluation.
 
-    The rounded weights, half the memory of the weights, are freed at the end.
+    Whoever gives a parameter other values for a while calls `forget_rounded`. The rounded weights, half the memory of
+    the weights, are freed at the end.
     """
     global _last_input
     token = None if _weights.get() is not None else _weights.set({})
@@ -131,6 +132,13 @@ def weights_stay() -> Iterator[None]:
         if token is not None:
             _weights.reset(token)
             _last_input = None
+
+
+def forget_rounded(weights: Iterable[Tensor]) -> None:
+    """Round these parameters again at their next use: they have other values now."""
+    kept = _weights.get() or {}
+    for weight in weights:
+        kept.pop(id(weight), None)
 
 
 def linear(x: Tensor, weight: Tensor, transpose_weight: bool = False) -> Tensor:

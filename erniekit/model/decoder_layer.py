@@ -76,8 +76,7 @@ class BatchContext:
     Attributes:
         rotations: one for each of the architecture's `rope_tables`.
         run_attention, run_core_attention: how a layer calls its attention block, and in it the attention product;
-        recomputation
-            puts its own in their place (`recompute.Recompute`).
+            recomputation puts its own in their place (`recompute.Recompute`).
     """
 
     rotations: Sequence[Rotation]

@@ -37,7 +37,7 @@ class Linear(nn.Layer):
 
     Args:
         tp: the tensor-parallel group that shards the weight.
-            shard_along: the sharded axis. With "outputs" (column parallel) x comes from `copy_to_tp` and the output is
+        shard_along: the sharded axis. With "outputs" (column parallel) x comes from `copy_to_tp` and the output is
             this rank's shard; with "inputs" (row parallel) x is this rank's shard and the output is summed by
             `reduce_from_tp`.
     """

@@ -45,7 +45,7 @@ class MixedPrecision:
     """Mixed precision on a GPU; see `docs/parameters/precision.md`.
 
     Attributes:
-            level: "O1": weights in float32, operators cast their inputs; "O2": weights in 16 bits, of which the
+        level: "O1": weights in float32, operators cast their inputs; "O2": weights in 16 bits, of which the
             optimizer has float32 master copies.
         white_list, black_list: further operators that compute in 16 bits, or in float32.
         master_grad: gradients of 16-bit weights in float32.

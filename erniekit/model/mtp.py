@@ -37,7 +37,7 @@ def shift_within_documents(values_BS: np.ndarray, document_ends_BS: np.ndarray, 
     """Return for each position the value `offset` positions ahead in the same document, or `fill` beyond its end.
 
     Args:
-            document_ends_BS: for each position the index in its row just after its document; for padding, at most the
+        document_ends_BS: for each position the index in its row just after its document; for padding, at most the
             position itself.
     """
     positions = np.arange(values_BS.shape[1])

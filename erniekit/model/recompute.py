@@ -29,7 +29,7 @@ class Recompute:
 
     Attributes:
         first_layer: layers before this one keep their activations (`no_recompute_layers`).
-            granularity: "full": the layer; "full_attn": its attention block with the norm before it; "core_attn": only
+        granularity: "full": the layer; "full_attn": its attention block with the norm before it; "core_attn": only
             the attention product, so that queries, keys and values are kept.
     """
 

@@ -29,9 +29,8 @@ def parallel_map(function: Callable[[Item], Result], items: Sequence[Item]) -> l
     count = min(_threads(), len(items))
     if count < 2:
         return [function(item) for item in items]
-    set_product_threads = (
-        mkl.library().MKL_Set_Num_Threads_Local
-    )  # for the calling thread; 0: as many as the process has
+    # for the calling thread; 0: as many as the process has
+    set_product_threads = mkl.library().MKL_Set_Num_Threads_Local
     own_products = _threads() // count
     waiting = deque(enumerate(items))
     results: dict[int, Result] = {}

@@ -174,7 +174,7 @@ def save_weights(
 
     Args:
         folder: None on ranks that only give what they hold of the weights.
-        whole: the weights of all ranks; default: those of this decoder.
+        full_tensors: the weights of all ranks; default: those of this decoder.
     """
     full_tensors = full_tensors or SingleProcessTensors(local_tensors(named_weights(decoder)))
     shapes, is_linear = decoder.config.weight_shapes(), decoder.config.architecture.is_linear
@@ -204,7 +204,7 @@ def save_model_folder(
 ) -> list[Path]:
     """Write a folder that this project and `transformers` load: configurations, weights and the tokenizer's files.
 
-    For `folder` and `whole` see `save_weights`.
+    For `folder` and `full_tensors` see `save_weights`.
     """
     written = save_weights(decoder, folder, max_shard_bytes, full_tensors)
     if folder is None:

@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from erniekit.build.checks import TRANSCRIPT_LIBRARIES
 from erniekit.build.codec import codec_opener
 from erniekit.build.data import training_dataset
 from erniekit.build.speech import codec_of_run
+from erniekit.build.speech_checks import POCKETSPHINX
 from erniekit.config import Config
 from erniekit.config.sections.speaking import SpeakingParameters
 from erniekit.data.ar_nar_codes import TTS, ArNarCodes
@@ -22,12 +24,15 @@ from erniekit.data.code_reader import CodeReader
 from erniekit.data.collate import collate
 from erniekit.data.dataset import Dataset
 from erniekit.data.masked_codes import MaskedCodes
+from erniekit.data.speech_text import PHONEMES
 from erniekit.data.templates.ernie import Sample
 from erniekit.data.tokenizers.tokenizer import Tokenizer
-from erniekit.errors import DataError
+from erniekit.environment import is_importable
+from erniekit.errors import ConfigurationError, DataError
 from erniekit.inference.sampling import Sampling
 from erniekit.inference.speaking import CodeWriter, PreparedUtterance
 from erniekit.inference.speaking.ar_nar import ArNar
+from erniekit.inference.speaking.judge import Judge, heard, open_judge
 from erniekit.inference.speaking.prompts import SpeechTokens
 from erniekit.inference.speaking.sound_files import write_sound
 from erniekit.inference.speaking.unmasking import Unmasking
@@ -47,6 +52,8 @@ class RecordingToLearn:
         location: of its record, "file.jsonl:17".
         codes: int64[C, T].
         utterance: what a model is asked for that has learned it.
+        text: what is said.
+        judge: writes down what the model says; None: nobody does.
     """
 
     config: Config
@@ -56,6 +63,8 @@ class RecordingToLearn:
     location: str
     codes: np.ndarray
     utterance: PreparedUtterance
+    text: str = ""
+    judge: Judge | None = None
 
     def batches(self) -> Iterator[Batch]:
         """Return the batch of each step: the recording with other masks, or as all of its levels."""
@@ -74,7 +83,9 @@ class RecordingToLearn:
         """
         written = self._written_by(model)
         share = equal_share(written, self.codes)
-        return share, f", {share:.1%} of the codes, {self._write_sound(written)}"
+        path, sound, rate = self._write_sound(written)
+        words = "" if self.judge is None else f", {heard(self.judge, self.text, sound, rate)}"
+        return share, f", {share:.1%} of the codes, {path}{words}"
 
     def _written_by(self, model: Decoder) -> np.ndarray:
         """Return the codes int64[C, T] that the model writes for the text, without a random draw."""
@@ -89,15 +100,16 @@ class RecordingToLearn:
             (written,) = writer.write([self.utterance])
         return written.codes
 
-    def _write_sound(self, written: np.ndarray) -> Path:
-        """Write the sound of the recording's own codes and of written ones; return the file of these."""
+    def _write_sound(self, written: np.ndarray) -> tuple[Path, np.ndarray, int]:
+        """Write the sound of the recording's own codes and of written ones; return the file of these, their sound and
+        its samples a second."""
         codec = codec_of_run(self.config)
         opened = codec_opener(codec.folder, codec.levels, self.config.basic.device)()
         folder = self.config.output_dir.with_name(f"{self.config.output_dir.name}-try")
         for name, codes in ((ORIGINAL, self.codes), (SPOKEN, written)):
             sound = np.asarray(opened.decode(codes), np.float32) if codes.shape[1] else np.zeros(0, np.float32)
             write_sound(folder / name, sound, codec.sampling_rate)
-        return folder / SPOKEN
+        return folder / SPOKEN, sound, codec.sampling_rate
 
     def _batch(self, samples: list[Sample]) -> Batch:
         assert self.dataset.drawing is not None
@@ -129,9 +141,34 @@ def first_recording(config: Config, tokenizer: Tokenizer) -> RecordingToLearn:
             "raise it, or give shorter ones"
         )
     codes = dataset.codes(index).astype(np.int64)
-    return RecordingToLearn(
-        config, tokenizer, dataset, index, dataset.location(index), codes, _utterance(dataset, index, sample, codes)
-    )
+    utterance = _utterance(dataset, index, sample, codes)
+    text = _text(dataset, index, tokenizer)
+    judge = _judge(config, text)
+    return RecordingToLearn(config, tokenizer, dataset, index, dataset.location(index), codes, utterance, text, judge)
+
+
+def _text(dataset: Dataset, index: int, tokenizer: Tokenizer) -> str:
+    """Return what is said in a recording."""
+    number, offset = _place(dataset, index)
+    return tokenizer.decode(CodeReader(dataset.source_arrays[number]).texts(offset)[0].tolist())
+
+
+def _judge(config: Config, text: str) -> Judge | None:
+    """Return who writes down what is said: the judge of the configuration, else CMU Sphinx where it is installed and
+    knows the words.
+
+    Raises:
+        UserError: the judge of the configuration cannot be opened.
+    """
+    named = config.evaluation.speech_judge
+    if named:
+        return open_judge(named, [text])
+    if config.speech.text_frontend == PHONEMES or not all(map(is_importable, (POCKETSPHINX, *TRANSCRIPT_LIBRARIES))):
+        return None
+    try:
+        return open_judge(POCKETSPHINX, [text])
+    except ConfigurationError:
+        return None
 
 
 def equal_share(written: np.ndarray, codes: np.ndarray) -> float:
@@ -144,8 +181,7 @@ def equal_share(written: np.ndarray, codes: np.ndarray) -> float:
 def always_told(drawing: Any) -> MaskedCodes | ArNarCodes:
     """Return a drawing whose samples are all told the same, so that one prompt asks for what they teach."""
     if isinstance(drawing, MaskedCodes):
-        told = {"language": 1.0, "instruct": 1.0, "only_instruct": 0.0, "pinyin": 0.0}
-        return replace(drawing, condition_dropout=0.0, **told)
+        return replace(drawing, condition_dropout=0.0, language=1.0, instruct=1.0, only_instruct=0.0, pinyin=0.0)
     return replace(drawing, tasks=(TTS,), condition_dropout=0.0, prompt_dropout=1.0, language=1.0)
 
 

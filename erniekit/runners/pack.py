@@ -24,8 +24,8 @@ def pack_data(config: Config, target: Path) -> None:
     """
     for line in config.messages:
         logger.info(line)
-    preflight(config)
     refuse_packed_data(config)
+    preflight(config)
     check_empty_or_new(target)
     tokenizer, template = open_tokenizer(config)
     dataset = training_dataset(config, tokenizer, template)

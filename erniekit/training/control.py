@@ -284,7 +284,7 @@ def stop_signals() -> Iterator[StopRequest]:
     nothing.
 
     Raises:
-            ForcedStopError: a second signal arrived. It replaces later errors of the body, which are consequences:
+        ForcedStopError: a second signal arrived. It replaces later errors of the body, which are consequences:
             Paddle turns an exception in a backward pass into an OSError, and other ranks may have ended.
     """
     request = StopRequest()

@@ -45,7 +45,7 @@ def test_they_have_no_effect_on_a_gpu(make_config: Callable[..., Config], monkey
     monkeypatch.setattr("paddle.get_device", lambda: "gpu:0")
     monkeypatch.setattr(library, "use", lambda wanted: pytest.fail("a GPU needs no library"))
     model.select_device(make_config(device="gpu", cpu_kernels="avx2"))
-    assert logged == ["device: gpu:0", "`cpu_kernels` (config.yaml:2) has no effect on gpu:0"]
+    assert logged == ["device: gpu:0", "`cpu_kernels: avx2` (config.yaml:2) has no effect on a GPU"]
     assert path_in_use() == "paddle"
 
 

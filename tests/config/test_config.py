@@ -475,8 +475,8 @@ def test_the_stage_decides_what_applies() -> None:
 @pytest.mark.proves("device")
 def test_what_only_gpus_do_is_told_on_other_devices() -> None:
     assert "has no effect on a CPU" in load(fp16=True).ignored_on_cpu()[0]
-    told = load(bf16=True, cpu_bf16="always", device="npu").ignored_on_cpu()
-    assert len(told) == 2 and all("has no effect on npu" in line for line in told)
+    told = load(bf16=True, cpu_bf16="always", cpu_kernels="paddle", device="npu").ignored_on_cpu()
+    assert len(told) == 3 and all("has no effect on npu" in line for line in told)
     assert load(fp16=True, device="gpu").ignored_on_cpu() == []
 
 

@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from erniekit.data.batch import Batch, CodePart
@@ -55,6 +55,7 @@ def expected_mask(documents: list[Sample], length: int) -> np.ndarray:
 DOCUMENTS = st.builds(spoken, st.integers(0, 4), st.integers(1, 5), causal=st.booleans())
 
 
+@settings(deadline=None, derandomize=True)
 @given(st.lists(st.lists(DOCUMENTS, max_size=4), min_size=1, max_size=3), st.integers(0, 2), st.integers(0, 5))
 def test_columns_are_those_of_a_dense_mask_and_padding_is_unseen(
     rows: list[list[Sample]], more_rows: int, more_length: int

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from erniekit.errors import UserError
-from erniekit.inference.generation import generate, stream
+from erniekit.inference.generation import generate, make_request, stream
 from erniekit.inference.sampling import Sampling, sample_token, token_probabilities
 from erniekit.native import library
 from tests.model.tiny import logits_of, tiny_model
@@ -93,6 +93,14 @@ def test_the_models_length_is_the_limit():
             generate(decoder, [[1], prompt], Sampling())
 
 
+def test_a_request_without_room_is_refused_when_it_is_made():
+    decoder = tiny_model(max_position_embeddings=8)
+    assert make_request(decoder, [1] * 7, Sampling(), 3).room == 1
+    for prompt in ([], [1] * 8):
+        with pytest.raises(UserError, match="prompt 4 has"):
+            make_request(decoder, prompt, Sampling(), 3)
+
+
 def test_a_token_that_the_model_does_not_have_is_told(decoder):
     assert len(generate(decoder, [[1, 52]], Sampling(max_new_tokens=2))[0]) == 2
     with pytest.raises(UserError, match="has the token 53, and the model's vocabulary has 53"):
@@ -109,6 +117,8 @@ def test_a_model_whose_numbers_overflow_is_told(kernels):
     for sampling in (Sampling(), Sampling(temperature=1.0)):
         with pytest.raises(UserError, match=r"cannot answer prompt [12]: its logits are not finite"):
             generate(decoder, PROMPTS[:2], sampling)
+        with pytest.raises(UserError, match=r"cannot answer prompt [48]: "):  # as where they are some of many
+            generate(decoder, PROMPTS[:2], sampling, streams=[7, 3])
         with pytest.raises(UserError, match="cannot answer prompt 1: "):
             list(stream(decoder, PROMPTS[1], sampling))
 

@@ -48,26 +48,43 @@ def test_float_weights_in_both_orders(rows, inputs, outputs):
     assert_product(product(_Linear(OUTPUTS_FIRST, inputs, outputs, turned.ctypes.data), x, outputs), x, weight)
 
 
+def of_codes(packed, levels, form, inputs, outputs):
+    """Describe a quantized weight, which the caller keeps."""
+    described = _Linear(BYTES if form is INT8 else NIBBLES, inputs, outputs, packed.codes.ctypes.data)
+    described.scales, described.levels = packed.scales.ctypes.data, levels.ctypes.data
+    described.group = form.group(inputs)
+    return described
+
+
 @pytest.mark.parametrize("form", [INT8, INT4, NF4], ids=lambda form: form.name)
 @pytest.mark.parametrize(("inputs", "outputs"), [(inputs + inputs % 2, outputs) for inputs, outputs in SIZES])
 @pytest.mark.parametrize("rows", [1, 6, 65])
 def test_codes(rows, inputs, outputs, form):
     x, packed = draw(0, rows, inputs), quantize(draw(1, outputs, inputs), form)
     levels = np.array(form.levels or [0], np.float32)
-    described = _Linear(BYTES if form is INT8 else NIBBLES, inputs, outputs, packed.codes.ctypes.data)
-    described.scales, described.levels = packed.scales.ctypes.data, levels.ctypes.data
-    described.group = form.group(inputs)
+    described = of_codes(packed, levels, form, inputs, outputs)
     assert_product(product(described, x, outputs), x, dequantize(packed, form).T)
 
 
-def test_the_number_of_rows_changes_no_bit_of_a_row():
-    x, weight = draw(0, 16, 100), draw(1, 100, 70)
+def assert_rows_keep_their_bits(described, x):
+    together = product(described, x, described.outputs)
+    for rows in (1, 2, 5):
+        assert np.array_equal(product(described, x[:rows].copy(), described.outputs), together[:rows])
+
+
+@pytest.mark.parametrize("inputs", [100, 112, 128])
+def test_the_number_of_rows_changes_no_bit_of_a_row(inputs):
+    x, weight = draw(0, 16, inputs), draw(1, inputs, 70)
     turned = np.ascontiguousarray(weight.T)
     for form, values in ((INPUTS_FIRST, weight), (OUTPUTS_FIRST, turned)):
-        described = _Linear(form, 100, 70, values.ctypes.data)
-        together = product(described, x, 70)
-        for rows in (1, 2, 5):
-            assert np.array_equal(product(described, x[:rows].copy(), 70), together[:rows])
+        assert_rows_keep_their_bits(_Linear(form, inputs, 70, values.ctypes.data), x)
+
+
+@pytest.mark.parametrize("form", [INT8, INT4, NF4], ids=lambda form: form.name)
+@pytest.mark.parametrize("inputs", [100, 112, 128])  # groups of 4, 16 and 64 inputs
+def test_the_number_of_rows_changes_no_bit_of_codes(inputs, form):
+    packed, levels = quantize(draw(1, 70, inputs), form), np.array(form.levels or [0], np.float32)
+    assert_rows_keep_their_bits(of_codes(packed, levels, form, inputs, 70), draw(0, 16, inputs))
 
 
 @pytest.mark.parametrize("rows", [1, 5, 70])

@@ -15,18 +15,19 @@ from erniekit.model.builder import build_model
 from erniekit.model.weights import save_model_folder
 from erniekit.runners.train import run_training
 
+CODES = ("codes.yaml", "tts-codes.yaml")  # for `erniekit codes`
+
 
 def _marks(path: Path) -> set[str]:
     text = path.read_text(encoding="utf-8")
     return {mark for mark in ("--world-size", "stage: TTS") if mark in text}
 
 
-# Those that declare a layout of ranks run in test_layout_examples; codes.yaml is not for training, and codes of
-# recordings are made, not shipped.
+# Those that declare a layout of ranks run in test_layout_examples; codes of recordings are made, not shipped.
 EXAMPLES = sorted(
     path
     for path in Path("examples/configs").glob("*/*.yaml")
-    if path.name != "codes.yaml" and not {"--world-size", "stage: TTS"} & _marks(path)
+    if path.name not in CODES and not {"--world-size", "stage: TTS"} & _marks(path)
 )
 SPEECH = [path for path in EXAMPLES if "train_dataset_type: asr" in path.read_text(encoding="utf-8")]
 SPEAKING = sorted(path for path in Path("examples/configs").glob("*/*.yaml") if "stage: TTS" in _marks(path))

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from erniekit.build.layout import plan_layout
+from erniekit.build.layout import known_model_config, plan_layout
 from erniekit.cli import main
 from erniekit.config import Config
 from erniekit.errors import ConfigurationError
-from erniekit.model.architectures.published import published_model
 
 COMMAND = re.compile(r"#   erniekit (validate (\S+) --world-size (\d+))$", re.MULTILINE)
 BYTES_OF_A_GPU = 80e9
@@ -67,8 +66,8 @@ def test_its_command_validates_it_and_its_ranks_fit(path: Path, capsys: pytest.C
     assert main(words) == 0, capsys.readouterr().err
     assert f"{path}: valid" in capsys.readouterr().out
     config = Config.load(path)
-    model = published_model(config.basic.model_name_or_path)
-    assert model is not None
+    model = known_model_config(config)
+    assert not isinstance(model, str), model
     for count in (ranks, 2 * ranks):  # twice as many ranks read twice as much data
         plan = plan_layout(config, model, count)
         assert plan.topology.dp_world_size == config.distributed.sharding_parallel_degree * count // ranks

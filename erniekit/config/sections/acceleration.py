@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from erniekit.config.parameter import GPU_ONLY, ConfigBuilder, Derived, parameter, rule, section, when
+from erniekit.config.parameter import CPU_ONLY, GPU_ONLY, ConfigBuilder, Derived, parameter, rule, section, when
 from erniekit.config.sections.distributed import WITH_PP, WITH_TP
 from erniekit.config.values import FLAG
 
@@ -57,6 +57,7 @@ class AccelerationParameters:
         "so a run resumes bit for bit on the path that it began with.",
         choices=("auto", "paddle", "avx2", "avx512", "avx512_bf16"),
         verbs=("train", "eval", "chat", "generate", "speak", "export"),
+        devices=CPU_ONLY,
         example="avx2",
     )
     packing: bool = parameter(

@@ -18,7 +18,7 @@ def apply(timeout: float = DEFAULT_TIMEOUT) -> None:
     """Make `paddle.distributed` and fleet work on CPU ranks. Call it before `fleet.init`; later calls change nothing.
 
     Args:
-            timeout: seconds that a rank waits for another's message. Within it, a slow rank is no error; beyond it the
+        timeout: seconds that a rank waits for another's message. Within it, a slow rank is no error; beyond it the
             waiting ranks raise RankTimeoutError, which names the rank. When a rank has ended, ranks that wait for it
             raise RankLostError at once.
     """

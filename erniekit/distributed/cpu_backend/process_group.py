@@ -80,7 +80,7 @@ class SocketProcessGroup:
         mailboxes: this rank's connections.
         group_id: the same number on all members.
         rank: this rank's index in the group.
-            ranks: returns the members' global ranks in order; called at the first use, since Paddle creates its Group
+        ranks: returns the members' global ranks in order; called at the first use, since Paddle creates its Group
             later.
     """
 

@@ -32,11 +32,11 @@ def shard_model(
     """Shard a run's memory over the ranks of a group; call it after loading weights and before AdamW has state.
 
     Args:
-            sharding_level: `sharding`: "stage1" (optimizer states), "stage2" (also gradients) or "stage3" (also
+        sharding_level: `sharding`: "stage1" (optimizer states), "stage2" (also gradients) or "stage3" (also
             parameters).
         parameters: by name; the trainable ones are those of `adamw`.
         group: the sharding group.
-            split: shard every parameter instead of assigning full parameters to ranks, in stage 1 (`split_param`);
+        split: shard every parameter instead of assigning full parameters to ranks, in stage 1 (`split_param`);
             stage 3 always does.
         fused: exchange parameters in large buffers, in stage 1 (`enable_stage1_tensor_fusion`); `split` always does.
         release: free the memory of gradients after every step (`release_grads`).

@@ -19,7 +19,7 @@ class ParamShard:
     Attributes:
         shape: of the full parameter.
         dtype: of its values.
-            ranges: (start, stop) for each member of the group, with start == stop if it has no values. If the parameter
+        ranges: (start, stop) for each member of the group, with start == stop if it has no values. If the parameter
             is not sharded, all members have the full range.
         tensor: updated by this rank's AdamW: its range, perhaps with padding after it; None if it has no values.
         name: of that tensor in AdamW.

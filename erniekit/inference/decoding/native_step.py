@@ -1,7 +1,7 @@
 """One step of decoding in one call of our C library (`native/source/decode.c`), for plain decoders on a CPU.
 
-It reads the decoder's own weights where they lie; only those of norms with an offset are copied. `refusal` says which
-decoders it does not compute; `decoder_step.py` computes all of them.
+It reads the decoder's own weights where they lie. Norms with an offset or a scale, and what DoRA multiplies columns
+with, are computed once. `refusal` says which decoders it does not compute; `decoder_step.py` computes all of them.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class NativeStep:
     """Computes steps with the weights of a decoder, dropout off.
 
     It reads where the weights lie once: one that is put in another place, such as by merging adapters, needs a new
-    step. What training writes into them acts.
+    step, and so does a change of what is computed once. What training writes into the others acts.
     """
 
     def __init__(self, decoder: Decoder) -> None:
@@ -198,11 +198,9 @@ class NativeStep:
 
     def _embed(self, batch: StepBatch) -> np.ndarray:
         """Return the hidden states [T, H] that enter the first layer, with those of encoders."""
-        counts, training = np.diff(batch.starts), self._decoder.training
-        rows = np.arange(counts.max()) < counts[:, None]
-        ids = np.zeros(rows.shape, np.int64)
-        ids[rows] = batch.token_ids
-        arrays: Mapping[str, np.ndarray] = {"input_ids": ids, **batch.inputs}
+        assert len(batch.cached) == 1, "further arrays come with one sequence"
+        training = self._decoder.training
+        arrays: Mapping[str, np.ndarray] = {"input_ids": batch.token_ids[None], **batch.inputs}
         self._decoder.eval()
         try:
             with float32_products():
@@ -210,7 +208,7 @@ class NativeStep:
         finally:
             if training:
                 self._decoder.train()
-        return np.ascontiguousarray(states.numpy()[rows], np.float32)
+        return np.ascontiguousarray(states[0].numpy(), np.float32)
 
     # Where everything lies.
 

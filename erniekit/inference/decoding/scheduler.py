@@ -36,7 +36,7 @@ class Request:
         sampling: how tokens are chosen, and which ones end the answer; its `max_new_tokens` and `max_length` do not
             count, but `room`.
         room: the most tokens of the answer, at least one.
-        stream: the number of the stream of random draws.
+        stream: the number of the stream of random draws, which counts the prompts of a command from 0.
         inputs: reads the further arrays that the prompt needs (`StepBatch.inputs`), when it is computed; None: it needs
             none.
         rotary: the positions by which the tokens of the prompt are turned, and that of the first token of the answer,

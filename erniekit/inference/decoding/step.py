@@ -1,7 +1,8 @@
 """One step of decoding, as the scheduler asks it of a model: some tokens of several sequences in, logits out.
 
-Two kinds of steps compute the same: `decoder_step.py` with the model's own layers, for every family and device, and
-`native_step.py` in one call of our C library, for plain decoders on a CPU.
+Three kinds of steps compute the same: `decoder_step.py` with the model's own layers, for every family and device,
+`native_step.py` in one call of our C library, for plain decoders on a CPU, and `program_step.py` with an exported
+program.
 """
 
 from __future__ import annotations
@@ -29,8 +30,7 @@ class StepBatch:
         block_tables: int32 [N, longest]; the blocks of each sequence in the order of its tokens, then -1. Token i of a
             sequence is in place i % BLOCK_TOKENS of its block i // BLOCK_TOKENS.
         wanted: int64 [M], indices among the T tokens.
-        inputs: further arrays that the model's `embed` reads, such as features of recordings; only where N is 1 or all
-            sequences begin with this step.
+        inputs: further arrays that the model's `embed` reads, such as features of recordings; only where N is 1.
         rotary: int64 [T], the positions by which tokens are turned, where these are not `positions`; None: they are.
     """
 

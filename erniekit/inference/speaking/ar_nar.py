@@ -40,6 +40,8 @@ class ArNar:
         adapted: the levels that adapters serve; they are switched off at others. None: all.
     """
 
+    _settings: SpeakingParameters
+
     def __init__(
         self,
         decoder: Any,

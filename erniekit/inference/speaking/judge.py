@@ -12,6 +12,7 @@ import numpy as np
 
 from erniekit.build.speech_checks import POCKETSPHINX
 from erniekit.errors import ConfigurationError
+from erniekit.inference.error_rates import ErrorRates
 from erniekit.inference.speaking.sound_files import write_sound
 
 HEARS_AT = 16_000  # samples a second, of CMU Sphinx's English model
@@ -49,6 +50,12 @@ def words_of(texts: Iterable[str]) -> list[str]:
 def plain(text: str) -> str:
     """Return the words of an English text as CMU Sphinx writes them."""
     return " ".join(re.findall(r"[^\W_]+(?:'[^\W_]+)*", text.lower()))
+
+
+def heard(judge: Judge, text: str, sound: np.ndarray, sampling_rate: int) -> str:
+    """Return what a judge hears of a text, for people."""
+    words = judge.write_down(sound, sampling_rate)
+    return f'heard: "{words}" (WER {ErrorRates().add(plain(text), plain(words))["wer"]:.2f})'
 
 
 class Sphinx:

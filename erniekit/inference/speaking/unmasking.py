@@ -120,6 +120,8 @@ class Unmasking:
         seed: of the random draws; those of a request depend on its number and the step alone.
     """
 
+    _settings: SpeakingParameters
+
     def __init__(self, decoder: Any, layout: CodeLayout, settings: SpeakingParameters, seed: int) -> None:
         assert layout.mask_id is not None, "a family of masked codes"
         self._decoder, self._settings, self._seed = decoder, settings, seed

@@ -89,7 +89,7 @@ def read_adapters(folder: Path | str, model_config: ModelConfig) -> StoredAdapte
     transformers does. Adapters of such layers that the model lacks are ignored.
 
     Raises:
-            ModelFileError: a file is missing or damaged, the adapters need a computation that is not available here,
+        ModelFileError: a file is missing or damaged, the adapters need a computation that is not available here,
             their new tokens are not those of the model, or tensors are missing, unknown or of another shape than the
             model and the configuration imply (all are listed).
     """

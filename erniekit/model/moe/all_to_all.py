@@ -33,7 +33,7 @@ class AllToAll:
     Attributes:
         send_counts: number of rows that this member sends to each member; rows are in order of members.
         recv_counts: number of rows that it receives from each.
-            pad_to: None: transfers are as long as needed; otherwise all are padded to this many rows, which must be the
+        pad_to: None: transfers are as long as needed; otherwise all are padded to this many rows, which must be the
             same on all members and enough for all.
     """
 

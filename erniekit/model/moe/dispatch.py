@@ -44,7 +44,7 @@ class TokenDispatcher(Protocol):
 
     Attributes:
         group: the ranks that shard the experts; None: each has all of them.
-            run_all_experts: run every expert, also without rows, so that all ranks do the same: fleet's hooks wait for
+        run_all_experts: run every expert, also without rows, so that all ranks do the same: fleet's hooks wait for
             each parameter's gradient, and some gather a parameter just before it is used.
     """
 

@@ -201,7 +201,7 @@ def locate_weights(config: ModelConfig, folder: Path | str) -> StoredWeights | W
     """Locate every weight that `config` needs; only headers are read.
 
     Raises:
-            ModelFileError: a file is missing or damaged, the folder was left half-written, the layout is ambiguous, or
+        ModelFileError: a file is missing or damaged, the folder was left half-written, the layout is ambiguous, or
             tensors are missing, unknown or of another shape (all are listed).
     """
     if config.vocabulary is not None:

@@ -48,7 +48,7 @@ INLINE void exponentials(Tile* tile, int r, int64_t start, int64_t count) {
     float peak = largest_of(peaks);
     for (int64_t j = 0; j < count; j += VL) {
         vf score = load(scores + j);
-        vf power = choose(score > splat(0.5f * MASKED), exponential(score - splat(peak)), splat(0));
+        vf power = choose(score <= splat(0.5f * MASKED), splat(0), exponential(score - splat(peak)));  // NaN stays NaN
         store(scores + j, power);
         sums += power;
     }

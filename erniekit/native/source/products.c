@@ -1,5 +1,6 @@
 // Products of a few rows with a weight that is read once, whatever its form; those of many rows go to MKL.
-// Each number of y is one sum in one order, whatever the number of rows and of threads is.
+// Of few rows each number of y is one sum in one order, whatever the number of rows and of threads is.
+// So sums of single numbers name fmaf: compilers fuse some of their loops, as those of vectors, and others not.
 #include <stdbool.h>
 
 #include "decode.h"
@@ -35,7 +36,7 @@ INLINE void add_lines(const int count, int64_t width, const float* x, const floa
         store(y + o, sum);
     }
     for (; o < width; o++)
-        for (int k = 0; k < count; k++) y[o] += x[k] * w[k * w_line + o];
+        for (int k = 0; k < count; k++) y[o] = fmaf(x[k], w[k * w_line + o], y[o]);
 }
 
 // y += x W of `rows` rows and `vectors` vectors of columns, sums in registers; `ahead` numbers further on lie the lines
@@ -85,7 +86,7 @@ static void add_panel(int64_t lines, int64_t width, int64_t rows, const float* x
     for (; o + VL <= width; o += VL) add_rows(1, lines, rows, x, x_line, w + o, w_line, y + o, line);
     for (; o < width; o++)
         for (int64_t r = 0; r < rows; r++)
-            for (int64_t k = 0; k < lines; k++) y[r * line + o] += x[r * x_line + k] * w[k * w_line + o];
+            for (int64_t k = 0; k < lines; k++) y[r * line + o] = fmaf(x[r * x_line + k], w[k * w_line + o], y[r * line + o]);
 }
 
 // y += x W for W [in, out], some columns of it
@@ -224,7 +225,7 @@ INLINE void tile(const enum Form form, const int rows, const int outputs, const 
     for (int r = 0; r < rows; r++)
         for (int j = 0; j < outputs; j++) {
             float sum = together[r * outputs + j];
-            for (int64_t i = whole; i < w->inputs; i++) sum += x[r * x_line + i] * read_weight(form, w, o + j, i);
+            for (int64_t i = whole; i < w->inputs; i++) sum = fmaf(x[r * x_line + i], read_weight(form, w, o + j, i), sum);
             y[r * line + o + j] = form == BYTES ? sum * w->scales[o + j] : sum;
         }
 }
@@ -296,7 +297,8 @@ INLINE void dense_outputs(const enum Form form, const Linear* w, Range columns, 
 
 static void few_rows(const Linear* w, Range columns, int64_t rows, const float* x, int64_t x_line, float* y,
                      int64_t line, float* dense) {
-    bool once = rows > TILE_ROWS;
+    // For one row, too, where codes are read one by one: that would be another order of sums.
+    bool once = rows > TILE_ROWS || !whole_steps(w);
     if (w->form == INPUTS_FIRST) inputs_first(w, columns, rows, x, x_line, y, line);
     else if (w->form == OUTPUTS_FIRST) outputs_first(OUTPUTS_FIRST, w, columns, rows, x, x_line, y, line);
     else if (w->form == BYTES && once) dense_outputs(BYTES, w, columns, rows, x, x_line, y, line, dense);

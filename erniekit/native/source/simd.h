@@ -1,5 +1,5 @@
 // Vectors of float32 as wide as the processor's registers: 16 values with AVX-512, 8 with AVX2.
-// GCC's and Clang's vector extensions: one source, compiled once for each path (native/library.py).
+// GCC's and Clang's vector extensions: one source, compiled once for each path (native/compiler.py).
 #pragma once
 #include <math.h>
 #include <stdint.h>

@@ -39,7 +39,7 @@ class MasterWeightPolicy:
 
     Attributes:
         stored: in addition to the weights, instead of them, or not at all.
-            compatible: accept a checkpoint without the master weights that the run needs, or with some that it does not
+        compatible: accept a checkpoint without the master weights that the run needs, or with some that it does not
             need.
         open_weights: opens the weights of a checkpoint; None: use the run's weights.
     """
@@ -94,7 +94,7 @@ def load_master_weights(
         A message for the user; may be "".
 
     Raises:
-            CheckpointError: the checkpoint has no master weights, or some that the run does not need, and the settings
+        CheckpointError: the checkpoint has no master weights, or some that the run does not need, and the settings
             do not allow it.
     """
     full = full_optimizer_state(optimizer, parameters)

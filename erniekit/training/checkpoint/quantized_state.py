@@ -370,7 +370,7 @@ def decompressed(files: TensorFiles, folder: Path) -> TensorFiles:
     """Return the same tensors under the names that they have in an optimizer, with moments in float32.
 
     Raises:
-            CheckpointError: as for `moment_format_of`, or components of a moment are missing; on reading, they do not
+        CheckpointError: as for `moment_format_of`, or components of a moment are missing; on reading, they do not
             fit each other.
     """
     fmt = moment_format_of(files, folder)

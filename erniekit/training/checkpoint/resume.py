@@ -59,7 +59,7 @@ def open_output_folder(
         resume_from_checkpoint: a checkpoint folder, or true for the newest complete one in `output_dir`.
         overwrite_output_dir: allow other runs' checkpoints and models in `output_dir` to be removed.
         model_folder: source of configuration and tokenizer.
-            weights_from: source of the weights of a fresh run. Neither may be `output_dir` or a checkpoint in it, which
+        weights_from: source of the weights of a fresh run. Neither may be `output_dir` or a checkpoint in it, which
             this run overwrites or removes.
 
     Raises:

@@ -85,7 +85,7 @@ def write_shards(
         folder: the first rank's folder; None on the others, which receive it.
         kinds: the kinds of tensors that are sharded.
         write: writes this rank's files into a folder, without collectives, since another rank may have failed.
-            seals: whether every rank hashes and syncs its shard, as the first rank decides; otherwise the process that
+        seals: whether every rank hashes and syncs its shard, as the first rank decides; otherwise the process that
             completes the folder does.
 
     Raises:

@@ -21,6 +21,7 @@ import paddle
 from paddle import Tensor
 
 from erniekit.errors import TrainingError
+from erniekit.model.bf16 import forget_rounded
 from erniekit.model.decoder import Decoder
 from erniekit.model.lora.lora import named_adapter_weights, without_adapters
 from erniekit.model.weights import named_weights
@@ -91,7 +92,7 @@ class FrozenReference:
     """A frozen copy of the model.
 
     Args:
-            updated: whether the run calls `update`; otherwise checkpoints need not store the copy, because it is the
+        updated: whether the run calls `update`; otherwise checkpoints need not store the copy, because it is the
             model that the run starts from.
         ranks: the ranks that share the model.
     """
@@ -226,6 +227,7 @@ def set_values(tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None
     """Set every tensor to the value of the same name."""
     for name, tensor in tensors.items():
         tensor.set_value(values[name])
+    forget_rounded(tensors.values())  # adapters take turns inside of a step
 
 
 def _samples(batch: Any) -> np.ndarray:

@@ -35,9 +35,9 @@ class MomentStorage:
 
     Attributes:
         bfloat16: instead of float32.
-            folder: store moments and master weights in a memory-mapped file in this folder, or on a GPU in pinned host
+        folder: store moments and master weights in a memory-mapped file in this folder, or on a GPU in pinned host
             memory; None: on the device.
-            release: release the pages of the mapped file as soon as a tensor has been used. Otherwise they stay until
+        release: release the pages of the mapped file as soon as a tensor has been used. Otherwise they stay until
             the system needs them.
     """
 

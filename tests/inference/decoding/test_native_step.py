@@ -145,6 +145,20 @@ def test_what_others_left_in_a_block_is_not_read():
     assert np.array_equal(step.logits(a_batch((ids, 0, [0]))), clean)
 
 
+def test_a_key_that_overflows_is_seen_in_the_logits():
+    """Of the only layer: its own values, and the states of later tokens, are finite."""
+    decoder = tiny_model(model_type="llama", num_hidden_layers=1)
+    embedding, keys = decoder.embedding.weight.numpy(), decoder.layers[0].self_attn.k_proj.weight.numpy()
+    embedding[:, 0], embedding[7], keys[0] = 0, 0, 3e38
+    embedding[7, 0] = 1
+    decoder.embedding.weight.set_value(embedding)
+    decoder.layers[0].self_attn.k_proj.weight.set_value(keys)
+    decoder.layers[0].input_layernorm.weight.set_value(np.ones(16, np.float32))
+    step = NativeStep(decoder)
+    assert np.isfinite(step.logits(a_batch((np.array([5, 9, 11]), 0, [0])))).all()
+    assert np.isnan(step.logits(a_batch((np.array([7, 5, 9, 11]), 0, [0])))).all()
+
+
 def resident_bytes():
     return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 

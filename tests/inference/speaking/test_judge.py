@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from erniekit.errors import ConfigurationError
-from erniekit.inference.speaking.judge import open_judge, plain, words_of
+from erniekit.inference.speaking.judge import heard, open_judge, plain, words_of
 
 needs_sphinx = pytest.mark.skipif(not find_spec("pocketsphinx"), reason="pocketsphinx is not installed")
 
@@ -34,3 +34,12 @@ def test_words_that_it_does_not_know_are_told() -> None:
         open_judge("pocketsphinx", ["one qwrtz"])
     with pytest.raises(ConfigurationError, match="no word to listen for"):
         open_judge("pocketsphinx", ["..."])
+
+
+def test_what_is_heard_is_compared_with_the_text() -> None:
+    class Hears:
+        def write_down(self, sound: np.ndarray, sampling_rate: int) -> str:
+            return "three five"
+
+    sound = np.zeros(4, np.float32)
+    assert heard(Hears(), "Three, five, nine!", sound, 8000) == 'heard: "three five" (WER 0.33)'

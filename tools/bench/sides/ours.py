@@ -26,7 +26,7 @@ from erniekit.data.templates.ernie import Sample
 from erniekit.model import bf16
 from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.builder import build_model
-from erniekit.model.cpu_precision import CpuBFloat16, chosen_products
+from erniekit.model.cpu_precision import CpuBFloat16
 from erniekit.model.lora.config import LoraSettings
 from erniekit.model.lora.lora import named_trainable_parameters
 from erniekit.training.objectives.objective import Objective, supervised
@@ -90,7 +90,7 @@ def make_parts(
     model = build_model(model_config, folder, lora=lora)
     model.train()
     if dtype == "bfloat16" and bf16.is_faster()[0]:
-        CpuBFloat16(chosen_products((), (), head=stage != "dpo")).apply_to(model)
+        CpuBFloat16().apply_to(model)
     objective: Objective
     if stage == "dpo":
         heads = {"fused_head": False, "sparse_head": True, "dense_mask": False}
