@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Record what the model of the `omnivoice` package computes of documents of codes, and how it is saved.
 
-    .venv-transformers5/bin/python tools/parity/record_omnivoice.py [--open FOLDER --output FILE]
+    .venv-transformers5/bin/python tools/parity/record_omnivoice.py [--open FOLDER [--adapters FOLDER] [--output FILE]]
 
 Needs omnivoice 0.2.1 (and so transformers 5 and torch); what it imports to read sound is replaced by empty modules.
 Writes tests/model/recorded/omnivoice.npz: for each decoder of tests/model/omnivoice_cases.py the logits, the loss and
 all gradients of a padded batch, the same loss of a packed row, and the names, types and shapes of a saved folder.
-Weights are those of tests/model/seeded_weights.py and are not stored. With --open it opens a model folder instead, and
-writes the logits of the same batch into FILE.
+Weights are those of tests/model/seeded_weights.py and are not stored. With --open it opens what ERNIEKit has saved,
+with adapters by peft, prints the loss of the packed row, and writes the logits of the padded batch into FILE.
 """
 
 from __future__ import annotations
@@ -112,11 +112,15 @@ def logits_of(outputs: Any) -> np.ndarray:
     return torch.cat(logits, 1).permute(1, 0, 2).detach().numpy()
 
 
-def opened(folder: str) -> np.ndarray:
-    """Return the logits of a model folder, in which nothing is missing and nothing unknown."""
-    model, info = OmniVoice.from_pretrained(folder, train=True, output_loading_info=True)
-    assert not any(info.values()), info
-    return logits_of(model.eval()(**PaddingDataCollator(PROCESSOR, 1000)(samples())))
+def opened(folder: str, adapters: str | None) -> Any:
+    """Open a saved model as the package opens one to train it; nothing may be missing or unknown."""
+    model, told = OmniVoice.from_pretrained(folder, train=True, output_loading_info=True)
+    assert not any(told[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys")), told
+    if adapters:
+        from peft import PeftModel
+
+        model = PeftModel.from_pretrained(model, adapters)
+    return model.eval()
 
 
 def saved(model: OmniVoice) -> dict[str, Any]:
@@ -142,12 +146,20 @@ def record() -> None:
         print(base, *(f"{name} {arrays[f'{base}/{name}']:.6f}" for name in ("loss", "packed_loss")))
 
 
-if __name__ == "__main__":
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--open", metavar="FOLDER")
+    parser.add_argument("--adapters", metavar="FOLDER")
     parser.add_argument("--output", metavar="FILE")
     options = parser.parse_args()
-    if options.open:
-        np.save(options.output, opened(options.open))
-    else:
+    if not options.open:
         record()
+        return
+    model = opened(options.open, options.adapters)
+    print(f"loss {float(model(**packed_inputs()).loss):.7f}")
+    if options.output:
+        np.save(options.output, logits_of(model(**PaddingDataCollator(PROCESSOR, 1000)(samples()))))
+
+
+if __name__ == "__main__":
+    main()
