@@ -396,7 +396,7 @@ def _data(result: Conversion) -> None:
     if "train_dataset_path" not in result.parameters:
         result.told.append("train_dataset_path: write it; dataset.training is empty")
     why = (
-        "its .enc and .dac files and HDF5 are not read here; docs/speech.md has the lines that make JSON lines of them"
+        "its .enc and .dac files and HDF5 are not read here; docs/data.md has the lines that make JSON lines of them"
     )
     result.told.append(f"the data: {why}")
     evaluates = "eval_dataset_path" in result.parameters
