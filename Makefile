@@ -138,8 +138,8 @@ TTS_CODES := examples/configs/quickstart/tts-codes.yaml
 TTS := examples/configs/quickstart/tts.yaml examples/configs/quickstart/tts-ar-nar.yaml
 
 validate-examples: $(VENV)/.speech ## validate every shipped configuration
-	@# layouts are checked rank by rank in tests/runners/test_layout_examples.py
-	$(BIN)/erniekit validate $(shell find examples/configs -name "*.yaml" -not -path "*/quickstart/*" -not -name codes.yaml) > /dev/null
+	@# layouts are checked rank by rank in tests/runners/test_layout_examples.py; vall-e-lora.yaml needs what vall-e.yaml trains
+	$(BIN)/erniekit validate $(shell find examples/configs -name "*.yaml" -not -path "*/quickstart/*" -not -name codes.yaml -not -name vall-e-lora.yaml) > /dev/null
 	@# some of the quickstart's go on from the output of another, so there must be one
 	$(BIN)/erniekit train examples/configs/quickstart/sft.yaml max_steps=1 warmup_steps=0 do_eval=false report_to=none \
 	    overwrite_output_dir=true output_dir=$(VENV)/one-step > /dev/null

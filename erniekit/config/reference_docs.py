@@ -23,6 +23,8 @@ GUIDES = {  # section -> the page with measured figures and advice
     "fp8": "quantization.md",
     "moe": "parallelism.md",
     "vocabulary": "data.md",
+    "speech": "speech.md",
+    "speaking": "speaking.md",
 }
 
 HOW_VALUES_ARE_WRITTEN = """\

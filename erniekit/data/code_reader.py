@@ -192,7 +192,8 @@ def _read(file: StampedShard, place: CodePlace) -> np.ndarray:
     try:
         with open(file.tar, "rb", buffering=0) as opened:
             status = os.fstat(opened.fileno())
-            content = os.pread(opened.fileno(), size, place.offset)
+            opened.seek(place.offset)
+            content = opened.read(size)
     except OSError as error:
         gone = isinstance(error, FileNotFoundError)
         raise _changed(file, "no such file: it was moved or removed" if gone else str(error.strerror)) from None

@@ -85,11 +85,6 @@ def shrink_overrides(config: Config) -> tuple[list[str], int, list[str]]:
     Raises:
         ConfigurationError: the model's shape is not known here, or the shipped examples are not.
     """
-    if config.stage.reads_codes:
-        raise ConfigurationError(
-            f"--shrink has no codec for stage {config.stage.name}; `--try` trains on one recording of its data, and "
-            "`erniekit validate --world-size N` checks its layout"
-        )
     model = known_model_config(config)
     if isinstance(model, str):
         raise ConfigurationError(f"--shrink needs the shape of the model: {model}")

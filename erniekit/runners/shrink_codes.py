@@ -25,13 +25,15 @@ def codes_parameters(config: Config, model: ModelConfig, folder: Path) -> dict[s
         "codec_levels": None,
         "duration_range": [0.0, 1.0],
         "text_frontend": "tokenizer",
-        "audio_codebook_weights": [],
         "speech_judge": "",
     }
-    if config.is_set("codebook_size"):
-        parameters["codebook_size"] = code_layout(model).codebook_size
-    if config.lora.lora:
-        parameters["lora_codebooks"] = []
+    layout = code_layout(model)
+    if config.speech.audio_codebook_weights:
+        parameters["audio_codebook_weights"] = [1.0] * layout.levels
+    if config.codes.codebook_size:
+        parameters["codebook_size"] = layout.codebook_size
+    if config.lora.lora and config.lora.lora_codebooks:
+        parameters["lora_codebooks"] = [0]
     if config.speech.tts_objective == "ar_nar":
         parameters |= {"prompt_seconds": [0.05, 0.1], "codebook_sampling": "auto"}
     if config.speech.batch_seconds:

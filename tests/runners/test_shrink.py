@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from erniekit.build.layout import partition_layers
+from erniekit.build.layout import known_model_config, partition_layers
 from erniekit.cli import main
 from erniekit.config import Config
 from erniekit.config.parameter import GPU_ONLY
@@ -157,7 +157,9 @@ def _distinct() -> list[Path]:
     seen, chosen = set(), []
     for path in COMMANDS:
         config = Config.load(path)
-        shrunk_run = shrink(config, _model(path.parent.name.removeprefix("ernie-4.5-").upper()), VOCABULARY)
+        model = known_model_config(config)
+        assert not isinstance(model, str), model
+        shrunk_run = shrink(config, model, VOCABULARY)
         values = config.resolved() | dict(shrunk_run.parameters)
         key = repr((shrunk_run.model, sorted(item for item in values.items() if item[0] not in left_out)))
         if key not in seen:

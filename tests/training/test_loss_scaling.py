@@ -165,8 +165,8 @@ def test_a_floor_above_1_skips_until_too_many_overflow_in_a_row(tmp_path: Path, 
         fake_trainer(tmp_path, total_steps=30, plan=FakePlan(120), **parts).fit(FRESH)
     assert logged[0] == "step 1: skipped, a gradient overflows at the loss scale 32; the next step has 16"
     assert logged[1] == (
-        "warning: step 2: skipped, a gradient overflows at the loss scale 16, the lower bound (min_loss_scale): 1 in a row, 20 "
-        "end the run"
+        "warning: step 2: skipped, a gradient overflows at the loss scale 16, the lower bound (min_loss_scale): "
+        "1 in a row, 20 end the run"
     )
     assert len([line for line in logged if "in a row" in line]) == 19
 

@@ -85,6 +85,7 @@ class Conversion:
                 self.problems.append(
                     f"{setting.location}: `{setting.key}`: unknown key{did_you_mean(setting.key, [*table])}"
                 )
+        self._without_a_line = {*self._settings}
 
     def __getitem__(self, key: str) -> Any:
         """Return the value of a key, or its default there."""
@@ -110,6 +111,7 @@ class Conversion:
 
     def write(self, name: str, value: Any, key: str = "", remark: str = "") -> None:
         """Give a parameter its value; the line says from which key it comes, and what is to be noticed."""
+        self._without_a_line.discard(key)
         self.parameters[name] = value
         self._origins[name] = key or name
         origin = "" if key.rpartition(".")[2] == name else key
@@ -120,6 +122,7 @@ class Conversion:
 
     def tell(self, key: str, why: str) -> None:
         """Say what becomes of a key that has no line of its own."""
+        self._without_a_line.discard(key)
         self.told.append(f"{key}: {_shown(self[key])}: {why}")
 
     def refuse(self, key: str, what: str) -> None:
@@ -164,9 +167,11 @@ class Conversion:
                 lines += [f"{name}:{remark}", *(f"  - {yaml_value(item)}" for item in value)]
             else:
                 lines.append(f"{name}: {yaml_value(value)}{remark}")
-        if self.told:
-            lines += ["", "# Keys without a line here:"]
-            lines += [line for text in self.told for line in _comment(text)]
+        told = [line for text in self.told for line in _comment(text)]
+        if rest := [key for key in self._table if key in self._without_a_line]:
+            told += _comment(f"what is done here anyway, or is in the lines above: {', '.join(rest)}")
+        if told:
+            lines += ["", "# Keys without a line here:", *told]
         return "\n".join(lines) + "\n"
 
 

@@ -150,7 +150,7 @@ def _level_count(result: Conversion) -> int:
 def _model(result: Conversion, folder: Path | None) -> None:
     backend = str(result["audio_backend"]).casefold()
     if backend in CODECS:
-        result.write("codec", CODECS[backend], "audio_backend")
+        result.write("codec", CODECS[backend], "audio_backend", "its folder, or with from_hf_hub: true its name")
         if backend == "vocos":
             result.tell(
                 "audio_backend", "its codes are EnCodec's, and EnCodec makes sound of them here, Vocos does not"
@@ -169,7 +169,7 @@ def _model(result: Conversion, folder: Path | None) -> None:
             result.refuse("models[].size", f"{wrong[0]}: expected one of {', '.join(SHAPE_KEYS)}, as a whole number")
         if size.get("embed_dim", size.get("dim", 1024)) != size.get("dim", 1024):
             result.refuse("models[].size", "embed_dim: embeddings are as wide as the model here; make it equal to dim")
-    elif size not in SIZES:
+    elif not isinstance(size, str) or size not in SIZES:
         result.refuse("models[].size", f"expected {', '.join(SIZES)}, or a shape of {', '.join(SHAPE_KEYS)}")
     for name, what in (
         ("audio_embedding_sums", "a frame is the sum of the levels above it here"),
@@ -186,7 +186,7 @@ def _model(result: Conversion, folder: Path | None) -> None:
     result.write("output_dir", "output/vall-e")
     result.write("text_frontend", "phonemes", remark="its texts are pronunciations of espeak-ng")
     capabilities = result["models[].capabilities"]
-    words = capabilities if isinstance(capabilities, list) else [capabilities]
+    words = list(map(str, capabilities if isinstance(capabilities, list) else [capabilities]))
     if "len" in words:
         result.refuse("models[].capabilities", "len: `tts_objective: masked` is what speaks with a given length")
     elif not {"ar", "nar"} <= {*words} or {*words} - {"ar", "nar", "lang"}:
@@ -396,7 +396,7 @@ def _data(result: Conversion) -> None:
     if "train_dataset_path" not in result.parameters:
         result.told.append("train_dataset_path: write it; dataset.training is empty")
     why = (
-        "its .enc and .dac files and HDF5 are not read here; docs/speech.md has the lines that make JSON lines of them"
+        "its .enc and .dac files and HDF5 are not read here; docs/data.md has the lines that make JSON lines of them"
     )
     result.told.append(f"the data: {why}")
     evaluates = "eval_dataset_path" in result.parameters

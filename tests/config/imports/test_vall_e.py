@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,10 @@ import pytest
 import yaml
 
 from erniekit.config import Config
+from erniekit.config.imports.settings import Setting, read_settings
 from erniekit.config.imports.vall_e import convert, head, model_shape
 from erniekit.config.imports.vall_e_keys import TABLE
+from erniekit.config.parse import SourceLocation
 from erniekit.errors import ConfigurationError
 
 KEYS = {  # of the dataclasses of its config.py, commit 73833ee, and the names that it drops or renames
@@ -318,6 +322,27 @@ def test_held_out_folders_and_options_of_speaking(tmp_path: Path) -> None:
 def test_what_is_not_built_is_refused_with_its_line(tmp_path: Path, values: dict[str, Any], told: str) -> None:
     found = problems(tmp_path, **values)
     assert told in found and "config.yaml:" in found
+
+
+def test_no_value_of_a_key_ends_in_a_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    odd = [None, [], {}, "x", -1, True, [1, "a"], {"a": 1}, [[]]]
+    settings = read_settings(write(tmp_path, SHIPPED), TABLE, ADAMW)
+    for number, key in enumerate(key for key, row in TABLE.items() if row.read or row.to):
+        item = (0,) * key.count("[]")
+        strange = Setting(key, item, odd[number % len(odd)], SourceLocation("f.yaml", 1))
+        own = [*(setting for setting in settings if setting.key != key), strange]
+        monkeypatch.setattr("erniekit.config.imports.vall_e.read_settings", lambda *_, own=own: own)
+        with contextlib.suppress(ConfigurationError):
+            convert(tmp_path).yaml([])
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("models[].size", []), ("models[].capabilities", {}), ("evaluation.kwargs", [1]), ("dataset.tasks_list", [[]])],
+)
+def test_values_of_another_kind_are_refused(tmp_path: Path, key: str, value: Any) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(f"`{key}`")):
+        convert(write(tmp_path, SHIPPED), (*ADAMW, f"{key}={value}"))
 
 
 def test_every_refused_default_is_told_as_one(tmp_path: Path) -> None:
