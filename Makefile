@@ -75,6 +75,8 @@ $(VENV_5)/.installed: Makefile
 	@echo "Installing torch and transformers 5 into $(VENV_5), 1 GB with a CPU build of torch"
 	test -x $(VENV_5)/bin/python || $(PYTHON) -m venv $(VENV_5)
 	$(VENV_5)/bin/python -m pip --disable-pip-version-check install torch==2.13.0 transformers==5.23.0
+	@# what omnivoice imports to read sound is not needed: the tools put empty modules there
+	$(VENV_5)/bin/python -m pip --disable-pip-version-check install --no-deps omnivoice==0.2.1
 	@touch $@
 
 parity: $(VENV)/.parity $(VENV_5)/.installed ## compare with torch, transformers 4 and 5, peft and trl, their optimizers and schedules
@@ -83,6 +85,8 @@ parity: $(VENV)/.parity $(VENV_5)/.installed ## compare with torch, transformers
 oracle-5: $(VENV_5)/.installed ## record anew what transformers 5 computes, in an environment of its own
 	$(VENV_5)/bin/python tools/parity/record_transformers5.py
 	$(VENV_5)/bin/python tools/parity/record_added_tokens5.py
+	$(VENV_5)/bin/python tools/parity/record_omnivoice.py
+	$(VENV_5)/bin/python tools/parity/record_masked_codes.py
 
 FUZZ_SECONDS ?= 60# for each of the four targets, two of which run at a time
 FUZZ_CASES ?= 1500
