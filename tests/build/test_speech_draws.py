@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from erniekit.build import speech
-from erniekit.build.data import training_plan
+from erniekit.build.data import speech_settings_of, training_plan
 from erniekit.build.speech import CodecFacts, drawing_of
 from erniekit.config import Config
 from erniekit.data.ar_nar_codes import TASKS, ArNarCodes, ArNarDraws
@@ -19,6 +19,7 @@ from erniekit.data.masked_codes import MaskedCodes, MaskedDraws, draw_choices
 from erniekit.data.mixing import Purpose, generator
 from erniekit.data.sampler import StepPlan
 from erniekit.data.token_cache import TokenArrays
+from erniekit.errors import ConfigurationError
 from tests.data.coded_recordings import dataset, masked, recordings
 from tests.model.tiny_speech import CODES, LEVELS, omnivoice_config, vall_e_config
 
@@ -226,3 +227,18 @@ def test_the_first_epoch_goes_from_short_to_long_recordings_where_that_is_asked(
         made = plan(curriculum=curriculum, packing=False)
         milliseconds = made.dataset.milliseconds[made.packs(0).members]
         assert bool((np.diff(milliseconds) >= 0).all()) is sorted_first
+
+
+@pytest.mark.proves("codebook_sampling")
+def test_weights_are_as_many_as_the_levels(drawing: Callable[..., Any]) -> None:
+    with pytest.raises(ConfigurationError, match=r"`codebook_sampling: 2,1`: 2 weights for 4 levels"):
+        drawing(tts_objective="ar_nar", codebook_sampling="2,1")
+
+
+@pytest.mark.proves("condition_dropout")
+@pytest.mark.parametrize(("share", "needed"), [(0.9, True), (1.0, False)])
+def test_texts_are_needed_where_they_are_read(
+    share: float, needed: bool, make_config: MakeConfig, drawing: Callable[..., MaskedCodes]
+) -> None:
+    config = make_config(stage="TTS", train_dataset_type="codes", condition_dropout=share)
+    assert speech_settings_of(config, drawing()).needs_text is needed
