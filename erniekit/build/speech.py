@@ -254,7 +254,9 @@ def control_tokens_of(config: Config, folder: Path) -> tuple[str, ...]:
     path = folder / CONFIG_FILE
     values = read_json_object(path) if path.is_file() else {}
     levels = values.get("num_audio_codebook") if values.get("model_type") == kind else None
-    return control_tokens(kind, levels if isinstance(levels, int) else codec_of_run(config).levels)
+    if not isinstance(levels, int) or not 1 <= levels <= speaking.MOST_LEVELS:  # no such model, or one that is refused
+        levels = codec_of_run(config).levels
+    return control_tokens(kind, levels)
 
 
 def drawing_of(config: Config, model: ModelConfig, tokenizer: Tokenizer) -> MaskedCodes | ArNarCodes:

@@ -50,8 +50,10 @@ def memory_table(config: Config, plan: LayoutPlan) -> str:
     rows = [["stage", "ranks", "layers", *(name.replace("_", " ") for name in categories)]]
     for number, memory in enumerate(plan.memory):
         layers = stage_layers(plan.model_chunks, number, plan.topology.pipeline)
-        parts = ["encoder"] if number == 0 and plan.model.architecture.towers else []
-        parts += [_ranges(layers)] if layers else []
+        architecture = plan.model.architecture
+        in_front = ["code tables" if architecture.codes is not None else "encoder"] if architecture.towers else []
+        parts = in_front if number == 0 else []
+        parts = [*parts, _ranges(layers)] if layers else parts
         sizes = [f"{memory[name] / UNITS[unit]:,.3g}" for name in categories]
         rows.append([str(number), _ranks_of(plan.topology, number), ", ".join(parts), *sizes])
     if plan.topology.pipeline == 1:

@@ -12,7 +12,8 @@ import pytest
 
 from erniekit.build.checks import as_weights_have_it
 from erniekit.build.model import open_tokenizer, read_model_config
-from erniekit.build.speech import codec_of_run, drawing_of, speaking_config, trained_levels
+from erniekit.build.parts import frozen_parts, part_notes
+from erniekit.build.speech import codec_of_run, control_tokens_of, drawing_of, speaking_config, trained_levels
 from erniekit.config import Config
 from erniekit.data.media.codes_folder import CodesFacts, write_facts
 from erniekit.data.tokenizers.tokenizer import load_tokenizer
@@ -216,3 +217,17 @@ def test_adapters_of_levels_train_no_other(speech: MakeConfig) -> None:
         weights(codebook_sampling="2,1")
     with pytest.raises(ConfigurationError, match="never draws"):
         weights(**with_adapters, codebook_sampling="1,1,0", lora_codebooks="2")
+
+
+@pytest.mark.parametrize("levels", [10**12, 0, "2", None])
+def test_a_damaged_number_of_levels_makes_no_tokens(speech: MakeConfig, tmp_path: Path, levels: Any) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "vall_e", "num_audio_codebook": levels}))
+    assert len(control_tokens_of(speech(tts_objective="ar_nar"), tmp_path)) == 7 + 2
+
+
+def test_tables_of_codes_are_told_and_frozen_as_a_part(speech: MakeConfig) -> None:
+    config = speech(freeze_config="freeze_audio")
+    model = read_model_config(config)
+    assert frozen_parts(config, model) == {"audio"}
+    (line,) = part_notes(config, model, None)
+    assert line.startswith("trained: decoder (") and "; frozen: code tables (2,112 parameters)" in line

@@ -6,6 +6,7 @@ import numpy as np
 import paddle
 import pytest
 
+from erniekit.model import bf16
 from erniekit.model import head as head_module
 from erniekit.model.architectures.speaking import code_layout
 from erniekit.model.attention import AttentionPlan
@@ -175,3 +176,18 @@ def test_causal_documents_read_written_codes():
     other = decoder.forward_layers(decoder.embed({"input_ids": paddle.to_tensor(ids)}), context).numpy()[0]
     np.testing.assert_array_equal(other[:4], hidden[:4])
     assert np.abs(other[4] - hidden[4]).max() > 1e-6
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_products_in_bfloat16_give_nearly_the_same_losses_and_gradients(decoder, fused):
+    row = drawn_row(decoder.config)
+    labels = labels_of(decoder, row)
+    factors = [1.0] * labels.shape[-1]
+    expected = gradients_of(decoder, row, labels, factors, fused=fused)
+    with bf16.products(frozenset({bf16.HEAD})):
+        found = gradients_of(decoder, row, labels, factors, fused=fused)
+    differs = False
+    for name, gradient in expected.items():
+        assert np.linalg.norm(found[name] - gradient) <= 0.02 * np.linalg.norm(gradient), name
+        differs |= bool((found[name] != gradient).any())
+    assert differs

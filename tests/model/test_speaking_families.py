@@ -26,7 +26,9 @@ from erniekit.model.architectures.speaking import (
     decoder_names,
 )
 from erniekit.model.builder import build_model
+from erniekit.model.local_tensors import SingleProcessTensors
 from erniekit.model.lora.config import LoraSettings, adapter_targets
+from erniekit.model.lora.lora import local_adapters, save_adapters
 from erniekit.model.mlp import geglu
 from erniekit.model.storage.safetensors import SafetensorsFile
 from erniekit.model.tensor_parallel import TensorParallel
@@ -235,3 +237,17 @@ def test_commands_that_answer_with_text_refuse_it(kind, tiny_model, tmp_path):
     save_model_folder(speaking_model(CONFIGS[kind]), tmp_path, load_tokenizer(tiny_model).files)
     with pytest.raises(ModelFileError, match="writes codes of speech and no text\n  Let it speak: erniekit speak"):
         ChatModel.load(tmp_path)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_adapters_are_saved_as_those_of_a_model_that_generates_no_text(kind, tmp_path):
+    """PEFT then asks nothing of the model that the package's class does not have."""
+    decoder = build_model(CONFIGS[kind], None, lora=LoraSettings(2, 4.0))
+    save_adapters(decoder, tmp_path, "base", SingleProcessTensors(local_adapters(decoder)))
+    values = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert values["task_type"] is None and values["peft_type"] == "LORA"
+    names = SafetensorsFile(tmp_path / "adapter_model.safetensors").names()
+    prefix = "base_model.model.llm." if kind == "omnivoice" else "base_model.model.model."
+    assert names and all(name.startswith(f"{prefix}layers.") for name in names)
+    again = build_model(CONFIGS[kind], None, adapters=tmp_path)
+    assert len(local_adapters(again).tensors) == len(local_adapters(decoder).tensors)

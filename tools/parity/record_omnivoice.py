@@ -7,6 +7,10 @@ Needs omnivoice 0.2.1 (and so transformers 5 and torch); what it imports to read
 Writes tests/model/recorded/omnivoice.npz: for each decoder of tests/model/omnivoice_cases.py the logits, the loss and
 all gradients of a padded batch, the same loss of a packed row, and the names, types and shapes of a saved folder.
 Weights are those of tests/model/seeded_weights.py and are not stored.
+
+    .venv-transformers5/bin/python tools/parity/record_omnivoice.py --open FOLDER [ADAPTERS]
+
+prints the loss of the same documents by a folder that ERNIEKit has saved, with adapters by peft.
 """
 
 from __future__ import annotations
@@ -118,7 +122,21 @@ def saved(model: OmniVoice) -> dict[str, Any]:
     return {"config": config, "tensors": tensors}
 
 
+def loss_of_folder(folder: str, adapters: str | None = None) -> float:
+    """Return the loss of the documents by a saved model, opened as the package opens one to train it."""
+    model, told = OmniVoice.from_pretrained(folder, train=True, output_loading_info=True)
+    assert not any(told[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys")), told
+    if adapters:
+        from peft import PeftModel
+
+        model = PeftModel.from_pretrained(model, adapters)
+    return float(model(**packed_inputs()).loss)
+
+
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["--open"]:
+        print(f"loss {loss_of_folder(*sys.argv[2:]):.7f}")
+        sys.exit()
     arrays = {f"{base}/{name}": values for base in BASES for name, values in run(base).items()}
     RECORDED.parent.mkdir(exist_ok=True)
     np.savez_compressed(RECORDED, **arrays)

@@ -14,12 +14,12 @@ import numpy as np
 
 from erniekit.build.checks import answering_folders, tokenizer_folder
 from erniekit.build.codec import codec_opener
-from erniekit.build.speech import AUDIO_TOKENIZER, CodecFacts, codec_facts
+from erniekit.build.codec_folder import codec_candidates
+from erniekit.build.speech import CodecFacts, codec_facts
 from erniekit.codecs.codec import Codec
 from erniekit.config.sections.speaking import SpeakingParameters
 from erniekit.data.formats.problems import MalformedError
 from erniekit.data.media.clip import Clip
-from erniekit.data.media.codes_folder import codec_folder, read_facts
 from erniekit.data.media.recording import read_clip
 from erniekit.data.speech_text import PHONEMES, text_ids
 from erniekit.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
@@ -372,14 +372,7 @@ def _codec_folder(folders: Sequence[Path], run: Mapping[str, Any], named: Path |
     """
     if named is not None:
         return named
-    within = next((folder / AUDIO_TOKENIZER for folder in folders if (folder / AUDIO_TOKENIZER).is_dir()), None)
-    if within is not None:
-        return within
-    candidates = [Path(str(run["codec"])).expanduser()] if run.get("codec") else []
-    sources = [Path(str(source)).expanduser() for source in run.get("train_dataset_path") or ()]
-    for home in (folder for source in sources for folder in (source, source.parent, *sorted(source.glob("part-*")))):
-        facts = read_facts(home) if home.is_dir() else None
-        candidates += [codec_folder(home, facts)] if facts else []
+    candidates = codec_candidates(folders, run)
     found = next((folder for folder in candidates if folder.is_dir()), None)
     if found is None:
         gone = f" ({candidates[0]}, of its training, is not there)" if candidates else ""

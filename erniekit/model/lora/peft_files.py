@@ -137,6 +137,8 @@ def write_adapters(
     linears = list(adaptable_linears(model_config))
     token_ids = peft_token_ids(model_config) if adapters.new_rows else None
     config = peft_config(settings, list(adapters.factors), linears, base_model, factor, towers, token_ids)
+    if model_config.architecture.codes is not None:
+        config["task_type"] = None  # PEFT would ask for the methods of a model that generates text
     config_path = folder / ADAPTER_CONFIG_FILE
     config_path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     tensors = {
