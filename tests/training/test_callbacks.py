@@ -305,6 +305,9 @@ def test_the_last_lines_say_what_is_where_and_what_comes_next(tmp_path: Path, lo
     lines.on_train_begin(begin(0, 3)._replace(output_dir=tmp_path, config={"train_dataset_type": ["asr"]}))
     lines.on_train_end(result)
     assert f"  erniekit transcribe {tmp_path} RECORDINGS" in logged
+    lines.on_train_begin(begin(0, 3)._replace(output_dir=tmp_path, config={"stage": "TTS"}))
+    lines.on_train_end(result)
+    assert f"  erniekit speak {tmp_path} --text TEXT --output FILE.wav" in logged
     assert not any("visualdl" in line or " eval " in line for line in logged)
 
 

@@ -92,6 +92,9 @@ def _read(output_dir: Path) -> Run:
     # after one step from zero, the first moment is (1 - beta1) times the gradient
     gradients = {name[: -len(suffix)]: values for name, values in state.items() if name.endswith(suffix)}
     weights = tensors(output_dir, "adapter_model*.safetensors") or tensors(output_dir, "model*.safetensors")
+    weights = {
+        name: values for name, values in weights.items() if values.dtype.kind != "i"
+    }  # offsets, which nothing trains
     shutil.rmtree(output_dir)
     return Run(np.array(losses), gradients, weights)
 

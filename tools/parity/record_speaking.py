@@ -5,7 +5,7 @@
 
 Needs omnivoice 0.2.1 (and so transformers 5 and torch) and pydub 0.25.1, and neither Paddle nor soundfile: what it
 imports to read sound is replaced by empty modules. Writes tests/inference/speaking/recorded/: texts.json,
-schedules.json, unmasking.npz with the codes after each step, and silence.json with what the sounds of
+divided.json, schedules.json, unmasking.npz with the codes after each step, and silence.json with what the sounds of
 `speaking_cases.sound` are without silence.
 """
 
@@ -26,6 +26,7 @@ sys.path.insert(0, str(ROOT))
 
 from tests.inference.speaking.speaking_cases import (  # noqa: E402
     CODES,
+    DIVIDED,
     LENGTHS,
     LEVELS,
     LLM,
@@ -197,6 +198,39 @@ def unmasking() -> dict[str, np.ndarray]:
     return arrays
 
 
+class Divider:
+    """What the package needs to divide texts, in the place of its model; notes the pieces that it would write."""
+
+    _preprocess_all = package.OmniVoice._preprocess_all
+    _ensure_list = package.OmniVoice._ensure_list
+    _estimate_target_tokens = package.OmniVoice._estimate_target_tokens
+    _generate_chunked = package.OmniVoice._generate_chunked
+
+    def __init__(self) -> None:
+        self.duration_estimator = RuleDurationEstimator()
+        self.audio_tokenizer = types.SimpleNamespace(config=types.SimpleNamespace(frame_rate=25))
+        self.pieces: list[list[Any]] = []
+
+    def _generate_iterative(self, task: Any, settings: Any) -> list[torch.Tensor]:
+        voices = [None if codes is None else codes.shape[-1] for codes in task.ref_audio_tokens]
+        self.pieces += map(list, zip(task.texts, task.target_lens, voices, strict=True))
+        return [torch.zeros(LEVELS, frames, dtype=torch.long) for frames in task.target_lens]
+
+
+def divided() -> list[list[list[Any]]]:
+    """Return the text, the frames and the frames of the voice of each piece of each case."""
+    found = []
+    for text, voice, duration, speed, seconds in DIVIDED:
+        divider = Divider()
+        prompt = voice and package.VoiceClonePrompt(torch.zeros(LEVELS, voice[1], dtype=torch.long), voice[0], 0.2)
+        settings = package.OmniVoiceGenerationConfig(audio_chunk_duration=seconds)
+        task = divider._preprocess_all(text, voice_clone_prompt=prompt, duration=duration, speed=speed)
+        is_long = bool(task.get_indices(settings, 25)[1])
+        (divider._generate_chunked if is_long else divider._generate_iterative)(task, settings)
+        found.append(divider.pieces)
+    return found
+
+
 def silences() -> dict[str, list[Any]]:
     """Return what the sounds are without silence."""
     found = {}
@@ -209,7 +243,12 @@ def silences() -> dict[str, list[Any]]:
 
 def main() -> None:
     RECORDED.mkdir(parents=True, exist_ok=True)
-    for name, content in {"texts": texts(), "schedules": schedules(), "silence": silences()}.items():
+    for name, content in {
+        "texts": texts(),
+        "schedules": schedules(),
+        "silence": silences(),
+        "divided": divided(),
+    }.items():
         (RECORDED / f"{name}.json").write_text(json.dumps(content, ensure_ascii=False) + "\n", encoding="utf-8")
     np.savez_compressed(RECORDED / "unmasking.npz", **unmasking())
     print(f"{RECORDED}: {len(SPOKEN)} texts, {len(SCHEDULES)} schedules, {len(RUNS)} runs, {len(SOUNDS)} sounds")

@@ -85,10 +85,14 @@ def refusal(decoder: Any) -> str | None:
         return "no native kernels compute here"
     if decoder.tp.size > 1 or len(decoder.layers) < config.num_hidden_layers or not decoder.pipeline_stage.last:
         return "ranks divide the model"
+    if architecture.codes is not None:
+        return "it writes codes"
     if architecture.modules() != plain_modules() or architecture.attention_sinks:
         return f"{config.model_type} has layers of its own"
     if any(not isinstance(layer.mlp, MLP) for layer in decoder.layers):
         return "it has layers of experts"
+    if architecture.activation not in ACTIVATION_KINDS:
+        return f"no kernel computes its gate, {architecture.activation}"
     if config.head_dim > MAX_HEAD or config.head_dim % 2:
         return f"its heads have {config.head_dim} channels"
     if any(owner.vocabulary.place(owner) is not None for owner in (decoder.embedding, decoder.head._owner[0])):

@@ -39,6 +39,8 @@ class ClosingLines(Callback):
         self._output_dir, self._started = run.output_dir, time.monotonic()
         if run.config.get("stage") == "PT":  # it continues texts, and has learnt no dialogue
             self._first_use = "generate --raw --prompt TEXT {folder}"
+        elif run.config.get("stage") == "TTS":
+            self._first_use = "speak {folder} --text TEXT --output FILE.wav"
         elif "asr" in (run.config.get("train_dataset_type") or ()):
             self._first_use = "transcribe {folder} RECORDINGS"
 

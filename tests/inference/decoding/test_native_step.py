@@ -17,12 +17,13 @@ from erniekit.model.architectures.registry import ARCHITECTURES
 from erniekit.model.attention import AttentionPlan
 from erniekit.model.lora.config import LoraSettings
 from erniekit.model.lora.lora import add_adapters, merge_adapters, named_adapters
-from erniekit.model.mlp import ACTIVATIONS
+from erniekit.model.mlp import ACTIVATION_KINDS, ACTIVATIONS
 from erniekit.model.quantization.packed import pack_linears
 from erniekit.model.quantization.settings import WEIGHT_ONLY, WeightOnly
 from erniekit.model.weights import named_linears
 from erniekit.native import library
 from tests.model.tiny import audio_arrays, logits_of, tiny_model
+from tests.model.tiny_speech import omnivoice_config, speaking_model, vall_e_config
 
 pytestmark = pytest.mark.skipif(library.kernels().path == library.PADDLE, reason=library.kernels().reason)
 
@@ -86,12 +87,23 @@ def test_chunks_and_single_tokens_give_the_decoders_logits(family):
     assert_close(np.concatenate(got), logits_of(decoder, ids))
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("activation", ACTIVATION_KINDS)
 def test_every_activation_is_that_of_the_decoder(monkeypatch, activation):
     monkeypatch.setitem(ARCHITECTURES, "llama", replace(ARCHITECTURES["llama"], activation=activation))
     decoder, ids = tiny_model(seed=1, model_type="llama", intermediate_size=37), tokens_of(1, 20)
     assert refusal(decoder) is None
     assert_close(NativeStep(decoder).logits(a_batch((ids, 0, [1, 0]))), logits_of(decoder, ids))
+
+
+def test_gates_without_a_kernel_are_refused(monkeypatch):
+    for activation in ACTIVATIONS.keys() - ACTIVATION_KINDS.keys():
+        monkeypatch.setitem(ARCHITECTURES, "llama", replace(ARCHITECTURES["llama"], activation=activation))
+        assert f"no kernel computes its gate, {activation}" in refusal(tiny_model(model_type="llama"))
+
+
+def test_models_that_write_codes_are_refused():
+    for config in (omnivoice_config(), vall_e_config()):
+        assert refusal(speaking_model(config)) == "it writes codes"
 
 
 def test_the_library_of_products_changes_nothing(monkeypatch):

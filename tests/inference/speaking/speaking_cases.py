@@ -90,3 +90,19 @@ def described(kept: np.ndarray) -> list[Any]:
     """Return how many samples a sound has, and the hash of them as 16-bit integers."""
     samples = np.clip(kept * 32768.0, -32768, 32767).astype("<i2")
     return [len(samples), hashlib.sha256(samples.tobytes()).hexdigest()]
+
+
+STORY = " ".join(
+    f"Number {word} is here, and Dr. Brown counts on; nobody stops him." for word in ("one", "two", "three", "four") * 4
+)
+# What is asked for: text, text and frames of a voice (or None), duration, speed, seconds of a piece.
+DIVIDED: tuple[tuple[str, tuple[str, int] | None, float | None, float | None, float], ...] = (
+    ("Hello there, world!", None, None, None, 15.0),
+    ("Hello there, world!", None, 2.5, None, 15.0),
+    ("Hello there, world!", ("Good morning.", 40), None, 1.3, 15.0),
+    (STORY, None, None, None, 15.0),
+    (STORY, None, None, None, 6.0),
+    (STORY, ("Good morning.", 40), None, None, 15.0),
+    (STORY, ("Good morning.", 40), None, 0.8, 10.0),
+    (STORY, ("Good morning.", 40), 70.0, None, 15.0),
+)

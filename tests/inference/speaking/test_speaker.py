@@ -23,6 +23,7 @@ from erniekit.inference.speaking.text import SpokenReference, estimated_frames, 
 from erniekit.model.lora.config import LoraSettings
 from erniekit.model.lora.lora import add_adapters, named_adapter_weights, save_adapters
 from tests.inference.speaking.speaker_folder import CODES, LEVELS, codec_folder, speaker_folder
+from tests.inference.speaking.speaking_cases import DIVIDED, RECORDED
 
 FEW = SpeakingParameters(unmask_steps=2)
 RATE, FRAME_RATE, HOP = 8000, 62.5, 128
@@ -160,6 +161,21 @@ def test_a_given_voice_is_that_of_every_piece(model: SpeechModel, asked: FakeWri
     speak(model, Utterance(LONG, voice=voice), chunk_seconds=1.5, chunk_threshold=2.0)
     assert len(asked.batches) > 1
     assert all(batch[0].voice_codes is voice.codes for batch in asked.batches)
+
+
+@pytest.mark.parametrize("case", range(len(DIVIDED)))
+def test_texts_are_divided_as_in_the_package(folder: Path, asked: FakeWriter, case: int) -> None:
+    text, voice, duration, speed, seconds = DIVIDED[case]
+    expected = json.loads((RECORDED / "divided.json").read_text())[case]
+    model = SpeechModel.load(folder)
+    model.codec_facts = model.codec_facts._replace(frame_rate=25.0)  # of the figures in the package
+    spoken = None if voice is None else Voice(np.zeros((LEVELS, voice[1]), np.int64), voice[0], 0.2)
+    speak(model, Utterance(text, voice=spoken, duration=duration, speed=speed or 1.0), chunk_seconds=seconds)
+    found = [request for batch in asked.batches for request in batch]
+    frames = [None if each.voice_codes is None else each.voice_codes.shape[1] for each in found]
+    assert [[each.frames, voice] for each, voice in zip(found, frames, strict=True)] == [each[1:] for each in expected]
+    for each, (piece, _, _) in zip(found, expected, strict=True):
+        assert model.tokenizer.decode(each.text_ids).endswith(piece)
 
 
 def test_a_duration_holds_for_all_pieces_together(model: SpeechModel, asked: FakeWriter) -> None:
