@@ -193,7 +193,9 @@ def test_the_largest_mask_is_that_of_training_or_evaluation(make_config: Callabl
 @pytest.mark.parametrize(
     ("name", "value"), [("batch_seconds", 40.0), ("sample_order", "speaker"), ("curriculum", "duration")]
 )
-def test_what_makes_batches_of_recordings_is_recorded(name: str, value: object, make_config: Callable[..., Config]) -> None:
+def test_what_makes_batches_of_recordings_is_recorded(
+    name: str, value: object, make_config: Callable[..., Config]
+) -> None:
     batches = checks.batch_settings(make_config(stage="TTS", **{name: value}), 1)
     assert batches[name] == value and name not in checks.batch_settings(make_config(stage="TTS"), 1)
 
