@@ -1,20 +1,18 @@
 #!/usr/bin/env python3
 """Record what the model of the `omnivoice` package computes of documents of codes, and how it is saved.
 
-    .venv-transformers5/bin/python tools/parity/record_omnivoice.py
+    .venv-transformers5/bin/python tools/parity/record_omnivoice.py [--open FOLDER [--adapters FOLDER] [--output FILE]]
 
 Needs omnivoice 0.2.1 (and so transformers 5 and torch); what it imports to read sound is replaced by empty modules.
 Writes tests/model/recorded/omnivoice.npz: for each decoder of tests/model/omnivoice_cases.py the logits, the loss and
 all gradients of a padded batch, the same loss of a packed row, and the names, types and shapes of a saved folder.
-Weights are those of tests/model/seeded_weights.py and are not stored.
-
-    .venv-transformers5/bin/python tools/parity/record_omnivoice.py --open FOLDER [ADAPTERS]
-
-prints the loss of the same documents by a folder that ERNIEKit has saved, with adapters by peft.
+Weights are those of tests/model/seeded_weights.py and are not stored. With --open it opens what ERNIEKit has saved,
+with adapters by peft, prints the loss of the packed row, and writes the logits of the padded batch into FILE.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib.machinery
 import json
 import sys
@@ -95,10 +93,8 @@ def run(base: str) -> dict[str, np.ndarray]:
     model = build(base)
     outputs = model(**PaddingDataCollator(PROCESSOR, 1000)(samples()))
     outputs.loss.backward()
-    lengths = [sample["length"] for sample in samples()]
-    logits = [outputs.logits[row, :, :length] for row, length in enumerate(lengths)]  # [C, S, V] of each document
     recorded = {
-        "logits": torch.cat(logits, 1).permute(1, 0, 2).detach().numpy(),
+        "logits": logits_of(outputs),
         "loss": outputs.loss.detach().numpy(),
         "packed_loss": model(**packed_inputs()).loss.detach().numpy(),
         "loss_without_last_level": model(**packed_inputs(last_level=False)).loss.detach().numpy(),
@@ -107,6 +103,24 @@ def run(base: str) -> dict[str, np.ndarray]:
         gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         recorded[f"gradient/{name}"] = gradient.numpy()
     return recorded | {"saved": np.frombuffer(json.dumps(saved(model)).encode(), np.uint8)}
+
+
+def logits_of(outputs: Any) -> np.ndarray:
+    """Return the logits [S, C, V] of a padded batch, one document behind another."""
+    lengths = [sample["length"] for sample in samples()]
+    logits = [outputs.logits[row, :, :length] for row, length in enumerate(lengths)]  # [C, S, V] of each document
+    return torch.cat(logits, 1).permute(1, 0, 2).detach().numpy()
+
+
+def opened(folder: str, adapters: str | None) -> Any:
+    """Open a saved model as the package opens one to train it; nothing may be missing or unknown."""
+    model, told = OmniVoice.from_pretrained(folder, train=True, output_loading_info=True)
+    assert not any(told[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys")), told
+    if adapters:
+        from peft import PeftModel
+
+        model = PeftModel.from_pretrained(model, adapters)
+    return model.eval()
 
 
 def saved(model: OmniVoice) -> dict[str, Any]:
@@ -122,24 +136,30 @@ def saved(model: OmniVoice) -> dict[str, Any]:
     return {"config": config, "tensors": tensors}
 
 
-def loss_of_folder(folder: str, adapters: str | None = None) -> float:
-    """Return the loss of the documents by a saved model, opened as the package opens one to train it."""
-    model, told = OmniVoice.from_pretrained(folder, train=True, output_loading_info=True)
-    assert not any(told[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys")), told
-    if adapters:
-        from peft import PeftModel
-
-        model = PeftModel.from_pretrained(model, adapters)
-    return float(model(**packed_inputs()).loss)
-
-
-if __name__ == "__main__":
-    if sys.argv[1:2] == ["--open"]:
-        print(f"loss {loss_of_folder(*sys.argv[2:]):.7f}")
-        sys.exit()
+def record() -> None:
+    """Write what is recorded of all decoders."""
     arrays = {f"{base}/{name}": values for base in BASES for name, values in run(base).items()}
     RECORDED.parent.mkdir(exist_ok=True)
     np.savez_compressed(RECORDED, **arrays)
     print(f"{RECORDED}: {RECORDED.stat().st_size:,} bytes")
     for base in BASES:
         print(base, *(f"{name} {arrays[f'{base}/{name}']:.6f}" for name in ("loss", "packed_loss")))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--open", metavar="FOLDER")
+    parser.add_argument("--adapters", metavar="FOLDER")
+    parser.add_argument("--output", metavar="FILE")
+    options = parser.parse_args()
+    if not options.open:
+        record()
+        return
+    model = opened(options.open, options.adapters)
+    print(f"loss {float(model(**packed_inputs()).loss):.7f}")
+    if options.output:
+        np.save(options.output, logits_of(model(**PaddingDataCollator(PROCESSOR, 1000)(samples()))))
+
+
+if __name__ == "__main__":
+    main()

@@ -190,18 +190,19 @@ def main() -> int:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     work = options.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
+    worst = 0.0
     if options.codecs:
-        print("\n".join(codecs(work, options.phrases)))
-        return 0
-    names = [options.only] if options.only else list(CONFIGS)
-    lines, worst = compare(work, options.minutes, options.phrases, names)
+        name, lines = "speaking-codecs", codecs(work, options.phrases)
+    else:
+        models = [options.only] if options.only else list(CONFIGS)
+        name, (lines, worst) = "speaking", compare(work, options.minutes, options.phrases, models)
     from importlib.metadata import version
 
-    others = [f"{name} {version(name)}" for name in ("pocketsphinx", "espeakng-loader", "jiwer")]
-    lines += ["", measured_at("python tools/parity/speaking.py", others)]
+    others = [f"{package} {version(package)}" for package in ("pocketsphinx", "espeakng-loader", "jiwer")]
+    lines += ["", measured_at(f"python tools/parity/speaking.py{' --codecs' * options.codecs}", others)]
     print("\n".join(lines))
     if options.write:
-        BENCHMARKS.write_text(with_table("speaking", "\n".join(lines), BENCHMARKS), encoding="utf-8")
+        BENCHMARKS.write_text(with_table(name, "\n".join(lines), BENCHMARKS), encoding="utf-8")
     return int(worst > MAY_GROW)
 
 
