@@ -253,7 +253,10 @@ BATCH_PARAMETERS = (
     "buffer_size", "random_shuffle", "mix_strategy", "num_samples_each_epoch",
 )  # fmt: skip
 # Later additions to them, recorded only if they differ from their defaults, so that older checkpoints can resume.
-LATER_BATCH_PARAMETERS = ("batch_tokens", "max_batch_samples", "min_sample_len", "max_sample_len", "curriculum")
+LATER_BATCH_PARAMETERS = (
+    "batch_tokens", "max_batch_samples", "min_sample_len", "max_sample_len", "curriculum", "batch_seconds",
+    "sample_order",
+)  # fmt: skip
 
 
 def batch_settings(config: Config, dp_world_size: int) -> dict[str, Any]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from erniekit.build.adapters import adapter_plan
 from erniekit.build.parts import frozen_parts
 from erniekit.build.quantization import quantization_from
-from erniekit.build.speech import with_codes
+from erniekit.build.speech import codec_of_run, with_codes
 from erniekit.build.vocabulary import with_added_tokens
 from erniekit.config.sections.checkpoint import moment_quantization, saves_asynchronously
 from erniekit.config.sections.dpo import reference_mode
@@ -135,7 +136,7 @@ def workload(config: Config, model: ModelConfig) -> Workload:
     adapters = adapter_plan(config, model)
     quantization = quantization_from(config)
     mode = reference_mode(config.dpo, lora=config.lora.lora)
-    budget = config.acceleration.batch_tokens
+    budget = config.acceleration.batch_tokens or _positions_of_seconds(config)
     rows = -(-budget // config.training.max_seq_len) if budget else config.training.per_device_train_batch_size
     return Workload(
         batch_size=rows,
@@ -154,6 +155,13 @@ def workload(config: Config, model: ModelConfig) -> Workload:
         checkpoint_value=_checkpoint_value(config),
         formats=number_formats(config),
     )
+
+
+def _positions_of_seconds(config: Config) -> int:
+    """Return the frames of a micro-batch that `batch_seconds` limits; 0 if it does not, or the codec is not here."""
+    if not (config.stage.reads_codes and config.speech.batch_seconds):
+        return 0
+    return math.ceil(config.speech.batch_seconds * codec_of_run(config).frame_rate)
 
 
 def number_formats(config: Config) -> Formats:

@@ -37,6 +37,8 @@ def cache_folder(config: Config) -> Path:
 
 def cache_step_count(config: Config, total_steps: int, *, dp_world_size: int = 1) -> None:
     """Cache the exact number of steps of a run with `dp_world_size` data-parallel ranks, if it can be written."""
+    if config.stage.reads_codes:  # a folder of codes has no file whose time tells that it has changed
+        return
     path = _path(config, dp_world_size)
     if cached_step_count(config, dp_world_size=dp_world_size) == total_steps:
         return
@@ -49,6 +51,8 @@ def cache_step_count(config: Config, total_steps: int, *, dp_world_size: int = 1
 
 def cached_step_count(config: Config, *, dp_world_size: int = 1) -> int | None:
     """Return the exact number of steps if a run has cached it for the same data and settings, else None."""
+    if config.stage.reads_codes:
+        return None
     try:
         return int(json.loads(_path(config, dp_world_size).read_text(encoding="utf-8"))["total_steps"])
     except (OSError, ValueError, KeyError):

@@ -158,9 +158,11 @@ def derived_numbers(config: Config, dp_world_size: int, plan: LayoutPlan | str) 
     """
     training = config.training
     per_dp_rank = f" on each of {dp_world_size} dp ranks" if dp_world_size > 1 else ""
-    if budget := config.acceleration.batch_tokens:
+    seconds = config.speech.batch_seconds if config.stage.reads_codes else 0.0
+    if seconds or config.acceleration.batch_tokens:
         passes = training.gradient_accumulation_steps
-        batch = f"{passes} x samples of similar length, at most {passes * budget:,} tokens with padding"
+        most = f"{passes * seconds:g} seconds" if seconds else f"{passes * config.acceleration.batch_tokens:,} tokens"
+        batch = f"{passes} x samples of similar length, at most {most} with padding"
         return [("global batch", batch + per_dp_rank), ("steps", _steps(config, dp_world_size)), *_model_numbers(plan)]
     packs = training.per_device_train_batch_size * training.gradient_accumulation_steps * dp_world_size
     rows = f"{packs} {'pack' if config.acceleration.packing else 'sample'}{'s' if packs > 1 else ''}"

@@ -190,6 +190,16 @@ def test_the_largest_mask_is_that_of_training_or_evaluation(make_config: Callabl
     assert checks.dense_mask_size(config, None, data) == 4 * 5 * 128**2
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("batch_seconds", 40.0), ("sample_order", "speaker"), ("curriculum", "duration")]
+)
+def test_what_makes_batches_of_recordings_is_recorded(
+    name: str, value: object, make_config: Callable[..., Config]
+) -> None:
+    batches = checks.batch_settings(make_config(stage="TTS", **{name: value}), 1)
+    assert batches[name] == value and name not in checks.batch_settings(make_config(stage="TTS"), 1)
+
+
 @pytest.mark.parametrize("values", [{"seed": 7}, {"gradient_accumulation_steps": 3}, {"max_seq_len": 64}], ids=str)
 def test_a_checkpoint_goes_on_with_its_own_batches(
     values: dict[str, Any], make_config: Callable[..., Config], tmp_path: Path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -115,3 +116,15 @@ def test_keys_of_the_model_are_ignored_on_request(
     monkeypatch.setattr(ModelConfig, "from_folder", lambda folder, ignored: ignored)
     told: Any = known_model_config(make_config(ignore_config_keys=["some_key"]))
     assert told == ("some_key",)
+
+
+def test_seconds_of_a_batch_reach_the_estimate(
+    make_config: Callable[..., Config], tiny_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codec = SimpleNamespace(frame_rate=50.0)
+    monkeypatch.setattr("erniekit.build.layout.codec_of_run", lambda config: codec)
+    model = ModelConfig.from_folder(tiny_model)
+    values = {"stage": "TTS", "batch_seconds": 10.0, "max_seq_len": 128, "per_device_train_batch_size": None}
+    assert workload(make_config(**values), model).batch_size == 4  # 500 frames in rows of 128
+    codec.frame_rate = 0.0  # not here
+    assert workload(make_config(**values), model).batch_size == 1

@@ -60,3 +60,10 @@ def test_an_unwritable_cache_is_no_reason_to_stop(make_config: Callable[..., Any
     config = make_config(data_cache_dir=str(tmp_path / "file"))
     cache_step_count(config, 3)
     assert cached_step_count(config) is None
+
+
+def test_steps_of_codes_are_counted_anew(make_config: Callable[..., Any]) -> None:
+    """A folder of codes has no file whose time tells that it has changed."""
+    config = make_config(stage="TTS")
+    cache_step_count(config, 17)
+    assert cached_step_count(config) is None

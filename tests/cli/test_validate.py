@@ -355,6 +355,10 @@ def test_the_longest_sample_makes_the_estimate_closer(tmp_path: Path, capsys: py
             {"packing": False, "batch_tokens": 300, "gradient_accumulation_steps": 2},
             "2 x samples of similar length, at most 600 tokens with padding",
         ),
+        (
+            {"stage": "TTS", "batch_seconds": 40, "gradient_accumulation_steps": 3},
+            "3 x samples of similar length, at most 120 seconds with padding",
+        ),
     ],
     ids=str,
 )

@@ -395,9 +395,7 @@ def _data(result: Conversion) -> None:
             result.write(name, paths, f"dataset.{split}", "to be converted, see below")
     if "train_dataset_path" not in result.parameters:
         result.told.append("train_dataset_path: write it; dataset.training is empty")
-    why = (
-        "its .enc and .dac files and HDF5 are not read here; docs/data.md has the lines that make JSON lines of them"
-    )
+    why = "its .enc and .dac files and HDF5 are not read here; docs/data.md has the lines that make JSON lines of them"
     result.told.append(f"the data: {why}")
     evaluates = "eval_dataset_path" in result.parameters
     result.write("do_eval", evaluates)
