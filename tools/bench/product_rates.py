@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-SIDE = Path(__file__).resolve().parent / "sides/product_rates.py"
+SIDE = Path(__file__).resolve().parent / "sides/products.py"
 Rates = dict[str, dict[str, float]]  # "1" and "2" threads -> dtype -> GF/s
 
 

@@ -1,6 +1,6 @@
 """The rate of a matrix product, GF/s, in float32 and bfloat16: through Paddle's MKL and oneDNN, or through torch.
 
-    python product_rates.py paddle | torch        # with OMP_NUM_THREADS set; prints one JSON object
+    python products.py paddle | torch        # with OMP_NUM_THREADS set; prints one JSON object
 
 The product is that of a linear layer, 1,024 x 768 by 768 x 3,072, with operands that are ready; the best of 12.
 """
