@@ -1,5 +1,6 @@
 """Shared by all tests: the CPU set-up must be in force before anything imports Paddle."""
 
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -9,6 +10,8 @@ from erniekit.native import library
 from tests.log_capture import captured_log
 
 apply_cpu_settings(threads=2)
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # under `nohup`; runs that tests start and end would inherit it
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 pytest_plugins = ["tests.tiny_runs"]
 
@@ -40,10 +43,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("slow")
 
 
-@pytest.fixture(params=library.processor_paths() or ["none"])
-def native_path(request: pytest.FixtureRequest, kernels_of_this_session: None) -> str:
-    """Every path of the native kernels that this processor has, in turn; skipped where none can be had."""
+@pytest.fixture
+def native_kernels(kernels_of_this_session: None) -> None:
+    """The fastest native kernels, also where tests that choose none have Paddle's; skipped where none can be had."""
     kernels = library.use("auto")
     if kernels.path == library.PADDLE:
         pytest.skip(kernels.reason)
+
+
+@pytest.fixture(params=library.processor_paths() or ["none"])
+def native_path(request: pytest.FixtureRequest, native_kernels: None) -> str:
+    """Every path of the native kernels that this processor has, in turn; skipped where none can be had."""
     return library.use(request.param).path

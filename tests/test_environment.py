@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from erniekit import environment
-from erniekit.environment import available_memory, import_paddle, usable_cores
+from erniekit.environment import apply_cpu_settings, available_memory, import_paddle, usable_cores
 from erniekit.errors import UserError
 
 ROOT = Path(__file__).parents[1]
@@ -68,3 +68,14 @@ def test_a_missing_paddle_names_a_heading_of_the_readme(monkeypatch: pytest.Monk
     with pytest.raises(UserError, match=r"README\.md, 'On a GPU'"):
         import_paddle()
     assert "### On a GPU\n" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("users", "found"), [({}, "1"), ({"KMP_BLOCKTIME": "200"}, "200")])
+def test_a_thread_waits_a_millisecond_for_its_next_kernel(
+    users: dict[str, str], found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variables = dict(users)
+    monkeypatch.setattr(environment.os, "environ", variables)
+    monkeypatch.delitem(environment.sys.modules, "paddle", raising=False)
+    apply_cpu_settings(threads=2)
+    assert (variables["KMP_BLOCKTIME"], variables["OMP_NUM_THREADS"]) == (found, "2")

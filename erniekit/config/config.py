@@ -175,9 +175,12 @@ class Config:
         """
         if self.basic.device.startswith("gpu"):
             return []
-        place = other_device(self.basic.device) or "a CPU"
+        other = other_device(self.basic.device)
+        place, without_effect = other or "a CPU", self.gpu_only_parameters()
+        if other:  # neither a CPU nor a GPU
+            without_effect += [item for item in self._cpu_only_parameters() if item not in without_effect]
         lines = []
-        for parameter in self.gpu_only_parameters():
+        for parameter in without_effect:
             name = parameter.name
             tail = ": fp32 runs" if name in ("bf16", "fp16") else ""
             lines.append(f"`{name}: {format_value(self[name])}` ({self.origin(name)}) has no effect on {place}{tail}")
@@ -190,24 +193,23 @@ class Config:
             return []
         return [
             f"`{item.name}: {format_value(self[item.name])}` ({self.origin(item.name)}) has no effect on a GPU"
-            for item in self._changed_parameters()
-            if item.devices == CPU_ONLY
+            for item in self._cpu_only_parameters()
         ]
 
     def gpu_only_parameters(self) -> list[Parameter]:
         """Return the parameters whose values differ from their defaults and have an effect on a GPU only.
 
-        Mixed precision is one of them on devices other than CPU and GPU, and with `fp16`; on such devices also what has
-        an effect on a CPU only.
+        Mixed precision is one of them on devices other than CPU and GPU, and with `fp16`.
         """
-        other = other_device(self.basic.device)
-        devices = (GPU_ONLY, CPU_ONLY) if other else (GPU_ONLY,)
-        no_mixed_precision = self.precision.fp16 or other
+        no_mixed_precision = self.precision.fp16 or other_device(self.basic.device)
         return [
             item
             for item in self._changed_parameters()
-            if item.devices in devices or (no_mixed_precision and item.section == "precision")
+            if item.devices == GPU_ONLY or (no_mixed_precision and item.section == "precision")
         ]
+
+    def _cpu_only_parameters(self) -> list[Parameter]:
+        return [item for item in self._changed_parameters() if item.devices == CPU_ONLY]
 
     def _changed_parameters(self) -> list[Parameter]:
         """Return the parameters whose values differ from their defaults and have an effect on some device."""

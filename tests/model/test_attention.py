@@ -17,7 +17,6 @@ from erniekit.model import attention as attention_module
 from erniekit.model import block_attention
 from erniekit.model.attention import AttentionPlan, attention, dense_mask_bytes
 from erniekit.model.attention_plan import masked_region, plan_blocks
-from erniekit.native import library
 
 
 def columns(*values):
@@ -239,11 +238,10 @@ def test_rows_that_see_nothing_are_exact_zeros_without_gradient():
 
 
 @pytest.mark.parametrize("how", ["blocks", "native"])
-def test_masked_keys_have_exactly_no_influence(how, monkeypatch):
+def test_masked_keys_have_exactly_no_influence(how, monkeypatch, request):
     """Whatever a masked key holds; Paddle's softmax alone would leave it a probability of e^-64."""
     if how == "native":
-        if library.kernels().path == library.PADDLE:
-            pytest.skip(library.kernels().reason)
+        request.getfixturevalue("native_kernels")
         monkeypatch.setattr(attention_module, "has_native_attention", lambda *_: True)
     indices = columns(document_ends([3, 4]))
     q, k, v = (paddle.ones([1, 7, 2, 4]) for _ in range(3))

@@ -85,15 +85,13 @@ def test_gradients_equal_finite_differences(function, formula, inputs):
 
 def by_paddle_and_by_kernels(monkeypatch, compute):
     """Return the arrays of both ways."""
-    if native.kernel("rms_norm", "llppfpp") is None:
-        pytest.skip("there is no library of kernels and no compiler here")
     ours = compute()
     monkeypatch.setattr(native, "kernel", lambda *_: None)
     return zip(compute(), ours, strict=True)
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 16), (2, 40, 48), (70, 3, 10)])
-def test_the_norm_of_kernels_is_that_of_paddle(shape, monkeypatch):
+def test_the_norm_of_kernels_is_that_of_paddle(shape, monkeypatch, native_kernels):
     values, weights, grads = (paddle.to_tensor(doubles(*s), "float32") for s in (shape, shape[-1:], shape))
 
     def compute():
@@ -108,7 +106,7 @@ def test_the_norm_of_kernels_is_that_of_paddle(shape, monkeypatch):
 
 
 @pytest.mark.parametrize("interleaved", [True, False])
-def test_the_rotation_of_kernels_is_that_of_paddle(interleaved, monkeypatch):
+def test_the_rotation_of_kernels_is_that_of_paddle(interleaved, monkeypatch, native_kernels):
     values, grads = (paddle.to_tensor(doubles(5, 3, 20), "float32") for _ in range(2))
 
     def compute():
@@ -125,7 +123,7 @@ def test_the_rotation_of_kernels_is_that_of_paddle(interleaved, monkeypatch):
 
 @pytest.mark.parametrize("interleaved", [True, False])
 @pytest.mark.parametrize("frozen", [True, False])
-def test_norm_and_rotation_of_kernels_are_those_of_paddle(interleaved, frozen, monkeypatch):
+def test_norm_and_rotation_of_kernels_are_those_of_paddle(interleaved, frozen, monkeypatch, native_kernels):
     values, grads = (paddle.to_tensor(doubles(5, 3, 20), "float32") for _ in range(2))
     weights = paddle.to_tensor(doubles(20), "float32")
 

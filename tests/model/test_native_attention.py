@@ -23,10 +23,7 @@ from tests.model.test_attention import FORMS, columns, document_ends, run
 NAMES = ("out", "dq", "dk", "dv")
 
 
-@pytest.fixture(autouse=True)
-def _kernel():
-    if library.function("attention_forward", native_attention._FORWARD) is None:
-        pytest.skip("no library of native kernels: no compiler, or not a processor with AVX2")
+pytestmark = pytest.mark.usefixtures("native_kernels")
 
 
 def assert_equal_to_reference(indices, causal, **shape):

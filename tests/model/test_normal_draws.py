@@ -8,7 +8,7 @@ import pytest
 from erniekit.model.normal_draws import NormalDraws, ziggurat
 from erniekit.native import library
 
-pytestmark = pytest.mark.skipif(library.kernels().path == library.PADDLE, reason=library.kernels().reason)
+pytestmark = pytest.mark.usefixtures("native_kernels")
 
 
 def numpy_draws(seeds: list[int], deviation: float, count: int) -> np.ndarray:

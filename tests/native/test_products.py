@@ -12,7 +12,7 @@ from erniekit.model.quantization.codes import dequantize, quantize
 from erniekit.model.quantization.formats import INT4, INT8, NF4
 from erniekit.native import library
 
-pytestmark = pytest.mark.skipif(library.kernels().path == library.PADDLE, reason=library.kernels().reason)
+pytestmark = pytest.mark.usefixtures("native_kernels")
 
 GUARD = np.float32(1e30)
 SIZES = [(1, 1), (7, 17), (16, 64), (17, 255), (64, 7), (96, 33), (255, 66), (256, 130)]

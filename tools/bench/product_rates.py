@@ -25,7 +25,7 @@ def product_rates(python: Path | str, library: str, threads: tuple[int, ...] = (
     """Measure a library's product rates in its own environment: "paddle" or "torch"."""
     rates = {}
     for count in threads:
-        environment = {**os.environ, "OMP_NUM_THREADS": str(count), "KMP_BLOCKTIME": "1"}
+        environment = {**os.environ, "OMP_NUM_THREADS": str(count)}
         environment.pop("PYTHONPATH", None)
         done = subprocess.run(
             [str(python), str(SIDE), library], env=environment, capture_output=True, text=True, check=True

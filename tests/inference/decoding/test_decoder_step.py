@@ -242,13 +242,13 @@ def test_memory_is_not_taken_beyond_the_blocks_that_there_are():
 
 
 def test_a_model_gets_the_step_that_can_compute_it(monkeypatch):
-    plain, experts = tiny_model(), tiny_model(model_type="qwen2_moe")
-    assert isinstance(open_scheduler(experts)._step, DecoderStep)
-    if library.function("decode_step", "pplpp") is None:
-        pytest.skip("there is no library of kernels here")
-    assert isinstance(open_scheduler(plain)._step, NativeStep)
     gathered = tiny_model()
     gathered.layers[0].register_forward_pre_hook(lambda layer, inputs: None)  # as where ranks divide parameters
-    assert isinstance(open_scheduler(gathered)._step, DecoderStep)
+    for decoder in (tiny_model(model_type="qwen2_moe"), gathered):
+        assert isinstance(open_scheduler(decoder)._step, DecoderStep)
     monkeypatch.setattr(library, "function", lambda name, arguments: None)  # as with `cpu_kernels: paddle`
-    assert isinstance(open_scheduler(plain)._step, DecoderStep)
+    assert isinstance(open_scheduler(tiny_model())._step, DecoderStep)
+
+
+def test_a_plain_model_gets_the_native_step(native_path):
+    assert isinstance(open_scheduler(tiny_model())._step, NativeStep)

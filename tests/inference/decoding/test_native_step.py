@@ -21,11 +21,10 @@ from erniekit.model.mlp import ACTIVATION_KINDS, ACTIVATIONS
 from erniekit.model.quantization.packed import pack_linears
 from erniekit.model.quantization.settings import WEIGHT_ONLY, WeightOnly
 from erniekit.model.weights import named_linears
-from erniekit.native import library
 from tests.model.tiny import audio_arrays, logits_of, tiny_model
 from tests.model.tiny_speech import omnivoice_config, speaking_model, vall_e_config
 
-pytestmark = pytest.mark.skipif(library.kernels().path == library.PADDLE, reason=library.kernels().reason)
+pytestmark = pytest.mark.usefixtures("native_kernels")
 
 FAMILIES = {
     "ernie4_5": {},

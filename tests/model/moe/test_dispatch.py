@@ -33,9 +33,7 @@ def run(x, weights, grads, frozen=False):
 
 
 @pytest.mark.parametrize("frozen", [False, True])
-def test_kernels_compute_what_paddle_does(frozen, monkeypatch):
-    if not native.computes():
-        pytest.skip("there is no library of kernels and no compiler here")
+def test_kernels_compute_what_paddle_does(frozen, monkeypatch, native_kernels):
     x, weights, grads = RNG.standard_normal((TOKENS, SIZE)), RNG.random((TOKENS, EACH)), RNG.random((TOKENS, SIZE))
     found = run(x, weights, grads, frozen)
     expected = ((weights * (CHOSEN + 1))[..., None] * x[:, None]).sum(1)

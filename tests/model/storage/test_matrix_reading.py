@@ -9,9 +9,8 @@ import pytest
 
 from erniekit.model.storage.matrix_reading import StoredMatrix, read_matrix
 from erniekit.model.storage.precision import round_to_bfloat16
-from erniekit.native import library
 
-pytestmark = pytest.mark.skipif(library.kernels().path == library.PADDLE, reason=library.kernels().reason)
+pytestmark = pytest.mark.usefixtures("native_kernels")
 
 GUARD = 7.0
 SHAPES = [(1, 1), (1, 17), (17, 1), (7, 7), (16, 16), (15, 33), (255, 31), (1023, 300), (40, 20_000)]
