@@ -36,6 +36,7 @@ def evaluated(
     judge = Deaf()
     monkeypatch.setattr(spoken_answers, "open_judge", lambda name, texts: judge)
     monkeypatch.setattr("erniekit.build.preflight.check_judge", lambda config: None, raising=False)
+    monkeypatch.setattr(spoken_answers, "open_voices", lambda: None)
 
     def evaluate(**values: Any) -> tuple[dict[str, float], Path, Deaf]:
         data = coded_speech(tmp_path / "codes")
@@ -77,3 +78,26 @@ def test_without_a_judge_texts_are_spoken_and_not_compared(evaluated: Callable[.
     metrics, output, judge = evaluated(tts_objective="masked", eval_answers=2)
     assert metrics["answers"] == 2 and "wer" not in metrics and not judge.heard
     assert len(list((output / SPEECH_FOLDER).iterdir())) == 2
+
+
+class TwoVoices:
+    """Hears one voice and the other in turn; the cosine between them is 0.8."""
+
+    def __init__(self) -> None:
+        self.heard: list[int] = []
+
+    def embedding(self, sound: np.ndarray, sampling_rate: int) -> np.ndarray | None:
+        self.heard.append(len(sound))
+        return np.array([3.0, 4.0]) if len(self.heard) % 2 else np.array([0.0, 1.0])
+
+
+def test_voices_are_compared_with_those_of_the_recordings(
+    evaluated: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each recording once, its sound after that of its text."""
+    voices = TwoVoices()
+    monkeypatch.setattr(spoken_answers, "open_voices", lambda: voices)
+    metrics, output, _ = evaluated(tts_objective="masked", eval_answers=3)
+    lines = [json.loads(line) for line in (output / "eval_samples.jsonl").read_text().splitlines()]
+    assert metrics["speaker_similarity"] == pytest.approx(0.8) and len(voices.heard) == 6
+    assert [line["speaker_similarity"] for line in lines] == [0.8] * 3
