@@ -199,7 +199,7 @@ def _utterances(
 ) -> tuple[list[Utterance], list[str]]:
     """Return what is to be spoken, and why other texts cannot be."""
     from erniekit.inference.speaking import Utterance
-    from erniekit.inference.speaking.voice_words import doubt
+    from erniekit.inference.speaking.voice_words import doubt, language_doubt
 
     texts: list[Utterance] = []
     problems: list[str] = []
@@ -228,6 +228,8 @@ def _utterances(
             model.check(text)
             if text.instruct and model.is_published and (why := doubt(text.instruct)):
                 _say(f"warning: {line.place}: instruct: {why}")
+            if text.language and model.is_published and (why := language_doubt(text.language)):
+                _say(f"warning: {line.place}: language: {why}")
             texts.append(text)
         except UserError as error:
             problems.append(str(error))
