@@ -45,6 +45,7 @@ def evaluated(
     judge = Deaf()
     monkeypatch.setattr(spoken_answers, "open_judge", lambda name, texts: judge)
     monkeypatch.setattr("erniekit.build.preflight.check_judge", lambda config: None, raising=False)
+    monkeypatch.setattr(spoken_answers, "open_voices", lambda: None)
 
     def evaluate(shards: int = 1, **values: Any) -> tuple[dict[str, float], Path, Deaf]:
         data = coded_speech(_fresh(tmp_path / "codes"))
@@ -123,3 +124,26 @@ def test_error_rates_of_stages_of_a_pipeline_are_refused_before_training(make_co
     mesh = SimpleNamespace(topology=SimpleNamespace(pipeline=2), rank=0)
     with pytest.raises(ConfigurationError, match="texts are not spoken where pipeline stages divide the model"):
         build_generation_evaluator(config, None, None, mesh)  # type: ignore[arg-type]
+
+
+class TwoVoices:
+    """Hears one voice and the other in turn; the cosine between them is 0.8."""
+
+    def __init__(self) -> None:
+        self.heard: list[int] = []
+
+    def embedding(self, sound: np.ndarray, sampling_rate: int) -> np.ndarray | None:
+        self.heard.append(len(sound))
+        return np.array([3.0, 4.0]) if len(self.heard) % 2 else np.array([0.0, 1.0])
+
+
+def test_voices_are_compared_with_those_of_the_recordings(
+    evaluated: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each recording once, its sound after that of its text."""
+    voices = TwoVoices()
+    monkeypatch.setattr(spoken_answers, "open_voices", lambda: voices)
+    metrics, output, _ = evaluated(tts_objective="masked", eval_answers=3)
+    lines = [json.loads(line) for line in (output / "eval_samples.jsonl").read_text().splitlines()]
+    assert metrics["speaker_similarity"] == pytest.approx(0.8) and len(voices.heard) == 6
+    assert [line["speaker_similarity"] for line in lines] == [0.8] * 3

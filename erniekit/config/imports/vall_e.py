@@ -48,8 +48,8 @@ SAMPLERS = (  # words of `evaluation.kwargs` that change nothing with these valu
 )  # fmt: skip
 OPTIONS_OF_SPEAK = {  # of `evaluation.kwargs` -> the option of `erniekit speak`
     "ar_temp": "--temperature", "ar_temperature": "--temperature", "top_p": "--top-p", "top_k": "--top-k",
-    "repetition_penalty": "--repetition-penalty", "max_steps": "--max-seconds, in seconds, not in steps",
-    "max_ar_steps": "--max-seconds, in seconds, not in steps",
+    "min_p": "--min-p", "repetition_penalty": "--repetition-penalty",
+    "max_steps": "--max-seconds, in seconds, not in steps", "max_ar_steps": "--max-seconds, in seconds, not in steps",
 }  # fmt: skip
 
 
@@ -386,8 +386,6 @@ def _evaluation(result: Conversion) -> None:
     for name, value in given.items():
         if name in ("nar_temp", "nar_temperature"):
             result.write("class_temperature", value, "evaluation.kwargs", str(name))
-        elif name == "min_p":
-            result.write("min_p", value, "evaluation.kwargs", "min_p")
         elif name in OPTIONS_OF_SPEAK:
             result.told.append(
                 f"evaluation.kwargs, {name}: {value}: `erniekit speak` has it as {OPTIONS_OF_SPEAK[name]}"

@@ -1,4 +1,4 @@
-"""Speak held-out texts in evaluation, let a judge write them down, and compare the words."""
+"""Speak held-out texts in evaluation, let a judge write them down, and compare the words and the voices."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from erniekit.inference.error_rates import ErrorRates
 from erniekit.inference.sampling import Sampling
 from erniekit.inference.speaking import Utterance, Voice
 from erniekit.inference.speaking.judge import Judge, open_judge, plain
+from erniekit.inference.speaking.similarity import Voices, open_voices, similarity
 from erniekit.inference.speaking.sound_files import write_sound
 from erniekit.inference.speaking.speaker import Speaking, SpeechModel
 from erniekit.model.decoder import Decoder
@@ -80,7 +81,9 @@ class _HeldOut(NamedTuple):
 class SpokenAnswers:
     """Speaks the same texts at every evaluation, with the same random draws.
 
-    A model that writes level after level speaks in the voice of another recording of the same speaker, if there is one.
+    A model that writes level after level speaks in the voice of another recording of the same speaker, if there is one;
+    one of masked codes chooses the voice. Its resemblance to the voice of the text's own recording is a metric where
+    Resemblyzer is installed.
 
     Args:
         dataset: of the held-out recordings.
@@ -102,6 +105,8 @@ class SpokenAnswers:
         texts = [each.record.text for own in self._texts.values() for each in own]
         self._judge: Judge | None = open_judge(settings.judge, texts) if settings.judge else None
         self._spelled: Callable[[str], str] = plain if settings.judge == POCKETSPHINX else str
+        self._voices = open_voices()
+        self._recorded: dict[int, np.ndarray | None] = {}  # embeddings of the held-out recordings, by number
 
     def __call__(self, decoder: Decoder) -> ExtraMetrics:
         """Speak every text, write it with what was heard to `samples`, and return the metrics."""
@@ -119,12 +124,16 @@ class SpokenAnswers:
             tells_language=settings.tells_language,
         )
         scores: dict[str, ErrorRates] = {}
+        alike: dict[str, list[float]] = {name: [] for name in self._texts}
         with eval_mode(decoder), open(settings.samples, "w", encoding="utf-8") as file:
             for name, texts in self._texts.items():
                 if self._judge is not None:
                     scores[name] = ErrorRates(settings.normalizer)
                 for each, sound in zip(texts, self._spoken(model, texts), strict=True):
                     line = self._line(each, sound, model.sampling_rate, scores.get(name))
+                    if self._voices is not None:
+                        alike[name].append(self._similarity(self._voices, model, each.number, sound))
+                        line["speaker_similarity"] = round(alike[name][-1], 4)
                     file.write(json.dumps(line, ensure_ascii=False) + "\n")
         counts = {name: {"answers": float(len(texts))} for name, texts in self._texts.items()}
         together = {"answers": sum(own["answers"] for own in counts.values())}
@@ -134,6 +143,9 @@ class SpokenAnswers:
                 merged.merge(own_scores)
             together = merged.metrics() | together
             counts = {name: scores[name].metrics() | own for name, own in counts.items()}
+        if self._voices is not None:
+            together["speaker_similarity"] = _mean([each for own in alike.values() for each in own])
+            counts = {name: own | {"speaker_similarity": _mean(alike[name])} for name, own in counts.items()}
         return ExtraMetrics(together, counts)
 
     def _spoken(self, model: SpeechModel, texts: Sequence[_HeldOut]) -> list[np.ndarray]:
@@ -165,6 +177,14 @@ class SpokenAnswers:
         frames = int(self._settings.voice_seconds * self._codec.frame_rate)
         return Voice(self._dataset.codes(other)[:, :frames].astype(np.int64), "")
 
+    def _similarity(self, voices: Voices, model: SpeechModel, number: int, sound: np.ndarray) -> float:
+        """Return how alike the voices of a sound and of a recording are."""
+        if number not in self._recorded:
+            codes = self._dataset.codes(number).astype(np.int64)
+            recorded = np.asarray(model.codec.decode(codes), np.float32)
+            self._recorded[number] = voices.embedding(recorded, model.sampling_rate)
+        return similarity(voices.embedding(sound, model.sampling_rate), self._recorded[number])
+
     def _line(self, each: _HeldOut, sound: np.ndarray, sampling_rate: int, scores: ErrorRates | None) -> dict[str, Any]:
         """Return what is written of a text; its sound is written into a file of its own."""
         line: dict[str, Any] = {"place": each.place, "expected": each.record.text}
@@ -177,6 +197,10 @@ class SpokenAnswers:
         heard = self._judge.write_down(sound, sampling_rate)
         own = scores.add(self._spelled(each.record.text), heard)
         return line | {"answer": heard} | {name: round(value, 4) for name, value in own.items()}
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / max(1, len(values))
 
 
 def _held_out(dataset: Dataset, number: int) -> Iterator[_HeldOut]:
