@@ -12,10 +12,13 @@ import numpy as np
 
 from erniekit.build.speech import CodecFacts
 from erniekit.build.speech_checks import POCKETSPHINX
+from erniekit.build.text_reading import read_text_reading
 from erniekit.config.sections.speaking import SpeakingParameters
+from erniekit.data.code_reader import CodeReader
 from erniekit.data.dataset import Dataset
 from erniekit.data.eval_sampler import source_names
 from erniekit.data.formats.problems import RecordProblem
+from erniekit.data.media.code_shards import CodePlace
 from erniekit.data.split import read_part
 from erniekit.data.tokenizers.tokenizer import Tokenizer
 from erniekit.data.units import SpokenText
@@ -26,7 +29,6 @@ from erniekit.inference.speaking.judge import Judge, open_judge, plain
 from erniekit.inference.speaking.similarity import Voices, open_voices, similarity
 from erniekit.inference.speaking.sound_files import write_sound
 from erniekit.inference.speaking.speaker import Speaking, SpeechModel
-from erniekit.inference.speaking.text import read_speech_rate
 from erniekit.model.decoder import Decoder
 from erniekit.training.evaluation import ExtraMetrics
 from erniekit.training.objectives.reference import eval_mode
@@ -45,9 +47,10 @@ class SpokenAnswerSettings:
         normalizer: a value of `text_normalizer`.
         samples: the file to write, a line for each text.
         sounds: the folder of the sound; None: it is not written.
-        run: the folder in which `speech_rate.json` may lie.
+        run: the folder in which `speech.json` may lie.
         voice_seconds: the longest voice of models that write level after level.
-        frontend, adapted, seed, device: as of `SpeechModel`.
+        frontend, adapted, seed, device, tells_language: as of `SpeechModel`.
+        tells_instruct: whether the model is told the descriptions of voices.
         speaking: how codes are written.
         sampling: of the first level, where levels are written one after the other.
     """
@@ -63,6 +66,8 @@ class SpokenAnswerSettings:
     seed: int
     device: str
     adapted: tuple[int, ...] | None = None
+    tells_language: bool = True
+    tells_instruct: bool = True
     speaking: SpeakingParameters = field(default_factory=SpeakingParameters)
     sampling: Sampling = field(default_factory=Sampling)
 
@@ -106,15 +111,17 @@ class SpokenAnswers:
     def __call__(self, decoder: Decoder) -> ExtraMetrics:
         """Speak every text, write it with what was heard to `samples`, and return the metrics."""
         settings = self._settings
+        reading = read_text_reading([settings.run])
         model = SpeechModel(
             decoder,
             self._tokenizer,
             self._codec,
             frontend=settings.frontend,
-            weight_seconds=read_speech_rate([settings.run]),
+            weight_seconds=None if reading is None else reading.seconds_per_letter,
             adapted=settings.adapted,
             seed=settings.seed,
             device=settings.device,
+            tells_language=settings.tells_language,
         )
         scores: dict[str, ErrorRates] = {}
         alike: dict[str, list[float]] = {name: [] for name in self._texts}
@@ -147,7 +154,7 @@ class SpokenAnswers:
             Utterance(
                 each.record.text,
                 each.record.language,
-                each.record.instruct if model.is_masked else "",
+                each.record.instruct if model.is_masked and self._settings.tells_instruct else "",
                 None if model.is_masked else self._voice(each.number),
                 number=each.number,
                 place=each.place,
@@ -200,13 +207,22 @@ def _held_out(dataset: Dataset, number: int) -> Iterator[_HeldOut]:
     """Yield the records of a source whose recordings are in the dataset."""
     source = dataset.sources[number]
     own = np.flatnonzero(dataset.source_of == number).tolist()
-    by_line = {dataset.line(index): index for index in own}
+    reader = CodeReader(dataset.source_arrays[number])
+    by_place = {(_shard(reader.place(offset)), dataset.line(index)): index for offset, index in enumerate(own)}
     for item in read_part(source):
         if isinstance(item, RecordProblem):  # skipped; the dataset was opened before, and has said so
             continue
         line, record = item
-        if isinstance(record, SpokenText) and record.text.strip() and line in by_line:
-            yield _HeldOut(dataset.location(by_line[line]), by_line[line], record)
+        if not isinstance(record, SpokenText) or not record.text.strip():
+            continue
+        index = by_place.get((_shard(record.place), line))
+        if index is not None:
+            yield _HeldOut(dataset.location(index), index, record)
+
+
+def _shard(place: CodePlace | None) -> int:
+    """Return the number of the shard whose lines are counted; -1: those of the source itself."""
+    return -1 if place is None else place.file
 
 
 def _spread(texts: Sequence[_HeldOut], count: int) -> list[_HeldOut]:
