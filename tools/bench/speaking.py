@@ -5,8 +5,9 @@
 
 Masked codes: a Qwen3 of speaking_case.py with random weights, 8 levels of 1,024 codes, 25 frames a second as OmniVoice
 has them; 16 steps with guidance, the likeliest codes, float32. Both sides read the same folder, divide long texts and
-estimate durations by themselves, and take turns in processes of their own; before anything is timed, the codes of each
-task must be the same. Codes are timed and not their sound: the codec is another matter.
+estimate durations by themselves, and take turns in processes of their own; before anything is timed, all codes of a
+sentence must be the same, and the texts of the task equally long: among many thousand codes two may be equally likely
+but for rounding, and what follows is another text then. Codes are timed, and no sound is made.
 AR and NAR: a Llama of the same size with the same tables speaks 4 seconds of each piece; ours alone, as no package has
 this model. With --cpu seconds are the processor's, for a machine that others use, too; then take --threads 1. `make
 bench-speaking` installs the package. `--write` puts the table into docs/benchmarks.md.
@@ -59,22 +60,24 @@ def write_folder(folder: Path, kind: str, llm: str, model: str) -> None:
     ResidualKMeans(config, np.zeros(FRAMES.mel_bins, np.float32), codebooks).save(folder / "audio_tokenizer")
 
 
+def codes_of(folder: Path, task: str, side: Worker) -> list[np.ndarray]:
+    """Let a side speak, and return the codes int64 [C, T] of each text."""
+    path = folder / "codes.npz"
+    side.run(task=task, answers=str(path), clock="perf_counter")
+    with np.load(path) as saved:
+        return [saved[key] for key in saved.files]
+
+
 def compare(folder: Path, task: str, sides: dict[str, Worker]) -> None:
-    """Let each side speak once, and exit where their codes differ."""
-    found: dict[str, list[np.ndarray]] = {}
-    for name, side in sides.items():
-        path = folder / f"{name}-{task}.npz"
-        side.run(task=task, answers=str(path), clock="perf_counter")
-        with np.load(path) as saved:
-            found[name] = [saved[key] for key in saved.files]
-    ours, *others = found.values()
-    for theirs in others:
-        if [codes.shape for codes in ours] != [codes.shape for codes in theirs]:
-            raise SystemExit(f"{task}: the sides speak codes of other shapes")
-        different = sum(int((mine != other).sum()) for mine, other in zip(ours, theirs, strict=True))
-        if different:
-            total = sum(codes.size for codes in ours)
-            raise SystemExit(f"{task}: the sides differ in {different:,} of {total:,} codes")
+    """Let each side speak a sentence and the task, and exit where they differ: in a code of the sentence, or in the
+    length of a text of the task."""
+    sentences = [codes_of(folder, "one", side)[0] for side in sides.values()]
+    shapes = [[codes.shape for codes in codes_of(folder, task, side)] for side in sides.values()]
+    for sentence, own in zip(sentences, shapes, strict=True):
+        if own != shapes[0] or sentence.shape != sentences[0].shape:
+            raise SystemExit(f"{task}: the sides speak codes of other shapes: {own} and {shapes[0]}")
+        if different := int((sentence != sentences[0]).sum()):
+            raise SystemExit(f"{task}: the sides differ in {different:,} of {sentence.size:,} codes of a sentence")
 
 
 def row(words: str, model: str, task: str, rounds: dict[str, list[dict[str, float]]]) -> str:
