@@ -6,8 +6,7 @@ import logging
 import shutil
 from pathlib import Path
 
-from erniekit.build.codec_folder import codec_candidates
-from erniekit.build.speech import AUDIO_TOKENIZER
+from erniekit.build.speech import AUDIO_TOKENIZER, codec_candidates
 from erniekit.export.trained_model import TrainedModel
 
 logger = logging.getLogger(__name__)

@@ -21,11 +21,12 @@ from erniekit.build.checkpoint import (
     shards_of,
 )
 from erniekit.build.checks import read_generation_config
-from erniekit.build.data import RunData, open_local_data, plan_run_data, training_sources
+from erniekit.build.data import RunData, open_local_data, plan_run_data
 from erniekit.build.distributed import join_ranks, moment_storage, optimizer_and_ranks, topology_and_rank
 from erniekit.build.model import announce_dense_mask, begin, model_folder, open_model
 from erniekit.build.parts import relative_learning_rates
 from erniekit.build.precision import initial_loss_scale, loss_scale_bounds
+from erniekit.build.sources import training_sources
 from erniekit.build.speech import codec_of_run
 from erniekit.config import Config
 from erniekit.data.loader import prefetch

@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from erniekit.build.data import training_sources
+from erniekit.build.sources import training_sources
 from erniekit.config import Config
 from erniekit.data.collate import collate
 from erniekit.data.conversation import Source

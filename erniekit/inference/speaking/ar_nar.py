@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from erniekit.build.speech_tokens import SpeechTokens
 from erniekit.config.sections.speaking import SpeakingParameters
 from erniekit.errors import UserError
 from erniekit.inference.decoding.open_scheduler import open_scheduler
@@ -23,7 +24,6 @@ from erniekit.inference.decoding.scheduler import MAX_RUNNING, Request
 from erniekit.inference.sampling import Sampling
 from erniekit.inference.speaking import PreparedUtterance, Written
 from erniekit.inference.speaking.code_passes import CodeDocument, CodePass, grouped, refuse_not_finite
-from erniekit.inference.speaking.prompts import SpeechTokens
 from erniekit.inference.speaking.unmasking import predicted
 from erniekit.model.architectures.speaking import CodeLayout
 from erniekit.model.lora.lora import without_adapters
