@@ -18,7 +18,7 @@ from erniekit.config.sections.sft import SftParameters
 from erniekit.data.ar_nar_codes import ArNarCodes
 from erniekit.data.batch import Batch
 from erniekit.data.conversation import Source
-from erniekit.data.dataset import Dataset, open_dataset, open_packed_dataset
+from erniekit.data.dataset import Dataset
 from erniekit.data.eval_sampler import EvaluationPlan
 from erniekit.data.loader import (
     ArrayMessage,
@@ -29,6 +29,7 @@ from erniekit.data.loader import (
 )
 from erniekit.data.masked_codes import MaskedCodes
 from erniekit.data.media.clip import AudioInputs
+from erniekit.data.open_dataset import open_dataset, open_packed_dataset
 from erniekit.data.packed import DataFingerprint
 from erniekit.data.sampler import BatchSource, StepPlan, local_batches
 from erniekit.data.templates.ernie import Template

@@ -13,9 +13,10 @@ import pytest
 
 from erniekit.data.code_reader import CodeReader, SpeechFacts, split_offset
 from erniekit.data.conversation import Source
-from erniekit.data.dataset import Dataset, open_dataset
+from erniekit.data.dataset import Dataset
 from erniekit.data.drawing import SpokenFacts
 from erniekit.data.loader import deserialize_index, serialize_index
+from erniekit.data.open_dataset import open_dataset
 from erniekit.data.split import Split
 from erniekit.data.tokenizers.tokenizer import Tokenizer
 from erniekit.data.units import CODES
