@@ -11,7 +11,7 @@ from erniekit.build.tokenizer import unit_tokens_of
 from erniekit.config import Config
 from erniekit.data.ar_nar_codes import ArNarCodes
 from erniekit.data.conversation import Source
-from erniekit.data.drawing import CodeRows, Drawing
+from erniekit.data.drawing import Drawing
 from erniekit.data.interleave import Interleaving
 from erniekit.data.masked_codes import MaskedCodes
 from erniekit.data.speech_samples import SpeechSettings
@@ -123,7 +123,9 @@ def _ar_nar(config: Config, codec: CodecFacts, layout: CodeLayout, tokenizer: To
         task_ids=tuple(tokens.tasks.items()),
         text_ends=tokens.text,
         language_ends=tokens.language,
-        rows=CodeRows(layout.prompts, layout.written, layout.whole, layout.written + layout.codebook_size, layout.rows),
+        prompt_rows=layout.prompts,
+        written_row=layout.written,
+        whole_rows=layout.whole,
         max_seq_len=config.training.max_seq_len,
         space=tuple(tokenizer.encode(" ")) if section.text_frontend != "phonemes" else (),
     )

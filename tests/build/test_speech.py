@@ -199,8 +199,8 @@ def test_samples_of_levels_are_drawn_with_the_rows_of_the_model(speech: MakeConf
     model = read_model_config(config)
     drawing, layout = code_drawing(config, model, open_tokenizer(config)[0]), code_layout(model)
     assert drawing.tasks == ("tts", "stt") and drawing.level_weights == pytest.approx((2 / 3, 1 / 3))
-    assert drawing.rows.prompts == (0, 32) and drawing.rows.ar == 64 and drawing.rows.nar == (97,)
-    assert drawing.rows.stop == 96 and drawing.rows.total == layout.rows == 129
+    assert (drawing.prompt_rows, drawing.written_row, drawing.whole_rows) == ((0, 32), 64, (97,))
+    assert layout.rows == 129
     assert len({drawing.separator, *drawing.level_ids, *drawing.text_ends, *drawing.language_ends}) == 7
 
 
