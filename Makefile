@@ -43,6 +43,8 @@ $(VENV)/.dev: $(VENV)/.cpu pyproject.toml
 $(VENV)/.parity: $(VENV)/.dev pyproject.toml
 	@echo "Installing torch and what the results are compared with into $(VENV), 3 GB in all with a CPU build of torch"
 	$(PIP) install --editable '.[cpu,dev,parity]'
+	@# it tells voices apart; a part of what it declares must be compiled, and has wheels under another name
+	$(PIP) install --no-deps resemblyzer==0.1.4
 	@touch $@
 
 quickstart: $(VENV)/.cpu ## create a virtual environment, train a tiny ERNIE on shipped data on the CPU, and ask it

@@ -76,25 +76,25 @@ class ArNar:
         cut = [False] * len(requests)
         with self._adapters_for(0):
             scheduler = open_scheduler(self._decoder, max_running=min(MAX_RUNNING, max(1, len(requests))))
-            for number, request in enumerate(requests, start=1):
-                scheduler.submit(self._request(request, number))
+            for request in requests:
+                scheduler.submit(self._request(request))
             while scheduler.unfinished:
                 for event in scheduler.step():
                     if event.finished == "failed":
-                        refuse_not_finite(np.array(np.nan), event.request + 1)
+                        refuse_not_finite(np.array(np.nan), requests[event.request].text_number)
                     if event.token is not None:
                         codes[event.request].append(event.token - self._first_code)
                     cut[event.request] = event.finished == "length"
         return codes, cut
 
-    def _request(self, request: PreparedUtterance, number: int) -> Request:
+    def _request(self, request: PreparedUtterance) -> Request:
         """Return what the scheduler decodes; text is no answer, so its tokens are not among what may follow."""
         ids, codes, positions = self._head(request, 0)
         limit = self._decoder.config.max_position_embeddings
         if len(ids) >= limit:
             raise UserError(
-                f"text {number} and its voice have {len(ids):,} positions, and the model has {limit:,} with the "
-                "codes of what it says; shorten the text (--chunk-seconds) or the recording of the voice"
+                f"text {request.text_number} and its voice have {len(ids):,} positions, and the model has {limit:,} "
+                "with the codes of what it says; shorten the text (--chunk-seconds) or the recording of the voice"
             )
         start = 0 if self._layout.restarts_positions else len(ids)
         return Request(
@@ -123,7 +123,7 @@ class ArNar:
                     frames = codes[number].shape[1]
                     logits = row.logits(hidden, slice(end - frames, end), level)[:, : self._layout.codebook_size]
                     found, scores = predicted(logits, **self._draws(request, level, logits.shape))
-                    refuse_not_finite(scores, number + 1)
+                    refuse_not_finite(scores, request.text_number)
                     codes[number] = np.concatenate([codes[number], found[None]])
         return codes
 
