@@ -1,14 +1,14 @@
-"""Find the codec whose codes a run of stage TTS reads, or a trained model writes; build the model around a decoder.
+"""Find the codec whose codes a run of stage TTS reads; build the model around a decoder.
 
 Needs neither Paddle nor NumPy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from erniekit.codecs.facts import code_facts
 from erniekit.config import Config
@@ -153,26 +153,6 @@ def _refuse_other_sizes(config: Config, codec: CodecFacts, made: tuple[Path, Cod
         ]
     if lines:
         raise ConfigurationError("\n".join(lines))
-
-
-def codec_candidates(folders: Sequence[Path], run: Mapping[str, Any]) -> list[Path]:
-    """Return where the codec of a model may lie, the likeliest first; the folders need not be there.
-
-    Args:
-        folders: of the model, and of its base.
-        run: the parameters of the run that trained it; empty if they are unknown.
-
-    Raises:
-        DataError: a `codes.json` beside the data of the run is damaged.
-    """
-    found = [folder / AUDIO_TOKENIZER for folder in folders if (folder / AUDIO_TOKENIZER).is_dir()]
-    found += [Path(str(run["codec"])).expanduser()] if run.get("codec") else []
-    sources = run.get("train_dataset_path") or ()
-    for source in [Path(str(each)).expanduser() for each in ([sources] if isinstance(sources, str) else sources)]:
-        for home in (source, source.parent, *sorted(source.glob("part-*"))):
-            facts = read_facts(home) if home.is_dir() else None
-            found += [codec_folder(home, facts)] if facts else []
-    return found
 
 
 def with_codes(config: Config, model: ModelConfig, folder: Path | str) -> ModelConfig:

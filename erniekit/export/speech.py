@@ -7,7 +7,8 @@ import logging
 import shutil
 from pathlib import Path
 
-from erniekit.build.speech import AUDIO_TOKENIZER, codec_candidates
+from erniekit.build.codec_folder import codec_candidates
+from erniekit.build.speech import AUDIO_TOKENIZER
 from erniekit.build.text_reading import text_reading_of, write_text_reading
 from erniekit.errors import ConfigurationError
 from erniekit.export.trained_model import TrainedModel, ignored_config_keys

@@ -14,7 +14,8 @@ import numpy as np
 
 from erniekit.build.checks import answering_folders, tokenizer_folder
 from erniekit.build.codec import codec_opener
-from erniekit.build.speech import CodecFacts, codec_candidates, codec_facts
+from erniekit.build.codec_folder import codec_candidates
+from erniekit.build.speech import CodecFacts, codec_facts
 from erniekit.build.speech_tokens import SpeechTokens
 from erniekit.build.text_reading import TextReading, text_reading_of
 from erniekit.codecs.codec import Codec
