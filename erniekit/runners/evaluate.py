@@ -15,11 +15,11 @@ from erniekit.build.data import (
     dp_rank_of,
     evaluation_dataset,
     evaluation_plan,
-    evaluation_sources,
     reads_data,
 )
 from erniekit.build.distributed import evaluation_ranks, join_ranks, topology_and_rank
 from erniekit.build.model import announce_dense_mask, begin, initial_weights, open_model
+from erniekit.build.sources import evaluation_sources
 from erniekit.build.speech import codec_of_run
 from erniekit.build.tokenizer import speech_of
 from erniekit.config import Config

@@ -13,8 +13,9 @@ from statistics import mean
 from typing import TYPE_CHECKING
 
 from erniekit.build.adapters import adapter_plan
-from erniekit.build.data import audio_of_model, sample_limits, training_dataset, training_sources
+from erniekit.build.data import audio_of_model, sample_limits, training_dataset
 from erniekit.build.model import begin, initial_weights, open_model
+from erniekit.build.sources import training_sources
 from erniekit.config import Config
 from erniekit.data.batch import Batch
 from erniekit.data.collate import collate

@@ -16,6 +16,7 @@ from erniekit.build.codec import codec_opener
 from erniekit.build.data import training_dataset
 from erniekit.build.speech import codec_of_run
 from erniekit.build.speech_checks import POCKETSPHINX
+from erniekit.build.speech_tokens import SpeechTokens
 from erniekit.config import Config
 from erniekit.config.sections.speaking import SpeakingParameters
 from erniekit.data.ar_nar_codes import TTS, ArNarCodes
@@ -33,7 +34,6 @@ from erniekit.inference.sampling import Sampling
 from erniekit.inference.speaking import CodeWriter, PreparedUtterance
 from erniekit.inference.speaking.ar_nar import ArNar
 from erniekit.inference.speaking.judge import Judge, heard, open_judge
-from erniekit.inference.speaking.prompts import SpeechTokens
 from erniekit.inference.speaking.sound_files import write_sound
 from erniekit.inference.speaking.unmasking import Unmasking
 from erniekit.model.architectures.speaking import code_layout

@@ -21,11 +21,13 @@ from erniekit.build.checkpoint import (
     shards_of,
 )
 from erniekit.build.checks import read_generation_config
-from erniekit.build.data import RunData, open_local_data, plan_run_data, training_sources
+from erniekit.build.codec_folder import codec_candidates, differing_codecs
+from erniekit.build.data import RunData, open_local_data, plan_run_data
 from erniekit.build.distributed import join_ranks, moment_storage, optimizer_and_ranks, topology_and_rank
 from erniekit.build.model import announce_dense_mask, begin, model_folder, open_model
 from erniekit.build.parts import relative_learning_rates
 from erniekit.build.precision import initial_loss_scale, loss_scale_bounds
+from erniekit.build.sources import training_sources
 from erniekit.build.speech import codec_of_run
 from erniekit.build.text_reading import TextReading, read_text_reading, write_text_reading
 from erniekit.config import Config
@@ -128,6 +130,12 @@ def _tell_codes(config: Config, *, writes: bool) -> None:
     first recordings tell: so long the model takes for a text later, where nobody says it."""
     codec = codec_of_run(config)
     logger.info(f"codes: {codec}")
+    sources = {"train_dataset_path": config.training.train_dataset_path}
+    for other in differing_codecs(codec.folder, codec_candidates([model_folder(config)], sources)):
+        logger.warning(
+            f"codec: {codec.folder} has other weights than {other}, which belongs to the data or the model: codes of "
+            "one codec are noise to another"
+        )
     known = read_text_reading([model_folder(config)]) if config.basic.continue_training else None
     if known is not None and known.frontend != config.speech.text_frontend:
         logger.warning(

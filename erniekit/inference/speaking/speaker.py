@@ -16,6 +16,7 @@ from erniekit.build.checks import answering_folders, tokenizer_folder
 from erniekit.build.codec import codec_opener
 from erniekit.build.codec_folder import codec_candidates
 from erniekit.build.speech import CodecFacts, codec_facts
+from erniekit.build.speech_tokens import SpeechTokens
 from erniekit.build.text_reading import TextReading, text_reading_of
 from erniekit.codecs.codec import Codec
 from erniekit.config.sections.speaking import SpeakingParameters
@@ -29,7 +30,7 @@ from erniekit.export.trained_model import ignored_config_keys, run_parameters
 from erniekit.inference.sampling import Sampling
 from erniekit.inference.speaking import PIECE_BITS, CodeWriter, Piece, PreparedUtterance, Utterance, Voice
 from erniekit.inference.speaking.ar_nar import ArNar
-from erniekit.inference.speaking.prompts import SpeechTokens, check_text, masked_prompt
+from erniekit.inference.speaking.prompts import check_text, masked_prompt
 from erniekit.inference.speaking.sound import (
     OF_REFERENCE,
     JoinedSound,

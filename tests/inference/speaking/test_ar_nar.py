@@ -9,12 +9,12 @@ import numpy as np
 import paddle
 import pytest
 
+from erniekit.build.speech_tokens import SpeechTokens
 from erniekit.config.sections.speaking import SpeakingParameters
 from erniekit.errors import UserError
 from erniekit.inference.sampling import Sampling
 from erniekit.inference.speaking import PIECE_BITS, PreparedUtterance, Written
 from erniekit.inference.speaking.ar_nar import ArNar
-from erniekit.inference.speaking.prompts import SpeechTokens
 from erniekit.model.architectures.speaking import code_layout
 from erniekit.model.code_layers import code_logits
 from erniekit.model.lora.config import LoraSettings
