@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 SHELL := /bin/bash
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart quickstart-asr quickstart-units quickstart-tts test test-operators test-fast test-all parity oracle-5 fuzz lint docs check-generated check-proofs smoke bench bench-peers bench-profile bench-torch bench-speaking layouts validate-examples clean
+.PHONY: help quickstart quickstart-asr quickstart-units quickstart-tts test test-operators test-fast test-all parity oracle-5 fuzz lint docs site check-generated check-proofs smoke bench bench-peers bench-profile bench-torch bench-speaking layouts validate-examples clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /  make \1\t/' | expand -t 26
@@ -45,6 +45,11 @@ $(VENV)/.parity: $(VENV)/.dev pyproject.toml
 	$(PIP) install --editable '.[cpu,dev,parity]'
 	@# it tells voices apart; a part of what it declares must be compiled, and has wheels under another name
 	$(PIP) install --no-deps resemblyzer==0.1.4
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.cpu pyproject.toml
+	@echo "Installing what builds the documentation site into $(VENV): 120 MB"
+	$(PIP) install --editable '.[cpu,docs]'
 	@touch $@
 
 quickstart: $(VENV)/.cpu ## create a virtual environment, train a tiny ERNIE on shipped data on the CPU, and ask it
@@ -109,6 +114,9 @@ lint: $(VENV)/.dev ## ruff and the type checker
 docs: $(VENV)/.cpu ## regenerate docs/parameters from the schema, and the tables of docs/migrating.md
 	$(BIN)/erniekit docs
 	$(BIN)/python tools/migrating.py
+
+site: $(VENV)/.docs ## build the documentation site into output/site, in English and Chinese, with its links checked
+	$(BIN)/python tools/docs/build_site.py
 
 check-generated: $(VENV)/.cpu ## fail when a generated file is stale, a link is broken, or nothing reads or proves a parameter
 	$(BIN)/erniekit docs --check
