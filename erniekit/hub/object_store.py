@@ -151,7 +151,7 @@ class ObjectFolder:
                 if passes():
                     raise
                 reason = short_reason(error)
-                if wait is None or isinstance(error, PermissionError):
+                if wait is None or isinstance(error, (PermissionError, FileNotFoundError)):
                     raise StoreError(f"could not {what}: {reason}{_advice(self.url, error)}") from None
                 logger.debug(f"could not {what}: {reason}; trying again in {wait:g} s")
                 time.sleep(wait)

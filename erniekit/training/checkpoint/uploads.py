@@ -1,6 +1,6 @@
 """Upload what a run leaves in its local folder to an object store, in a thread, while the run goes on.
 
-The thread looks at the folder every few seconds. Whatever is complete there, which its manifest says, goes up: the
+The thread looks at the folder twice a second. Whatever is complete there, which its manifest says, goes up: the
 newest checkpoint first, then the model, then logs and results. It works on hard links, so that a checkpoint which
 `save_total_limit` removes meanwhile still arrives whole. What fails is tried again, and stays here. Nothing goes up
 before the run has begun to train: until then it may still be refused. Needs no Paddle.
@@ -27,7 +27,7 @@ from erniekit.training.control import CONTROL_FILE
 
 logger = logging.getLogger(__name__)
 
-LOOK_SECONDS = 2.0  # from one look at the folder to the next
+LOOK_SECONDS = 0.5  # from one look at the folder to the next
 FILES_SECONDS = 30.0  # from one upload of logs and results to the next
 RETRY_SECONDS = 60.0  # after a failure that several attempts have not overcome
 MODEL = ""  # the name of the model in the folder itself
