@@ -27,6 +27,7 @@ def no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def save(config: Config, step: int) -> None:
+    config.output_dir.mkdir(parents=True, exist_ok=True)
     atomic_write_text(config.output_dir / CONFIG_FILE, "stage: SFT")
     sealed(config.output_dir / f"checkpoint-{step}", {"w": str(step)})
 

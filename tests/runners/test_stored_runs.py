@@ -19,7 +19,7 @@ from tests.distributed.warm_processes import start
 ROOT = Path(__file__).parents[2]
 
 
-def command(verb: str, store: Path, *words: str) -> list[str]:
+def training(store: Path, **values: object) -> list[str]:
     settings = {
         "output_dir": f"file://{store}/runs/sft",
         "train_dataset_path": f"file://{store}/data/train.jsonl",
@@ -35,9 +35,10 @@ def command(verb: str, store: Path, *words: str) -> list[str]:
         "warmup_steps": 2,
         "report_to": "none",
         "overwrite_output_dir": "false",
+        **values,
     }
     overrides = [f"{name}={value}" for name, value in settings.items()]
-    return [sys.executable, "-m", "erniekit", verb, "examples/configs/quickstart/sft.yaml", *overrides, *words]
+    return [sys.executable, "-m", "erniekit", "train", "examples/configs/quickstart/sft.yaml", *overrides]
 
 
 def run(words: list[str], cache: Path, kill_after: str = "") -> tuple[int, list[str]]:
@@ -73,14 +74,14 @@ def losses(folder: Path) -> list[float]:
 @pytest.mark.proves("output_dir", "train_dataset_path", "resume_from_checkpoint", "save_total_limit")
 def test_a_run_killed_on_one_machine_ends_on_another_as_if_nothing_had_been(bucket: Path, tmp_path: Path) -> None:
     whole, other = tmp_path / "whole", bucket / "runs/sft"
-    code, said = run([*command("train", bucket), f"output_dir={whole}"], tmp_path / "cache 0")
+    code, said = run(training(bucket, output_dir=whole), tmp_path / "cache 0")
     assert code == 0, said
-    code, said = run(command("train", bucket), tmp_path / "cache 1", kill_after="uploaded checkpoint-")
+    code, said = run(training(bucket), tmp_path / "cache 1", kill_after="uploaded checkpoint-")
     assert code == -9, said
     store = open_folder(f"file://{other}")
     newest = stored_checkpoints(store, store.list())[-1]
     assert problems(other / newest, hashes=True) == [] and not is_stored(store, "", store.list())
-    code, said = run(command("train", bucket, "resume_from_checkpoint=true"), tmp_path / "cache 2")
+    code, said = run(training(bucket, resume_from_checkpoint="true"), tmp_path / "cache 2")
     assert code == 0, said
     assert f"downloading file://{other}/{newest}" in said and f"everything is in file://{other}" in said
     assert not any("not bit-exact" in line for line in said)
@@ -93,7 +94,7 @@ def test_a_run_killed_on_one_machine_ends_on_another_as_if_nothing_had_been(buck
 
 @pytest.mark.slow
 def test_a_finished_run_is_a_model_for_every_verb(bucket: Path, tmp_path: Path) -> None:
-    code, said = run(command("train", bucket, "max_steps=2", "save_strategy=no"), tmp_path / "cache 1")
+    code, said = run(training(bucket, max_steps=2, save_strategy="no"), tmp_path / "cache 1")
     assert code == 0, said
     url, cache = f"file://{bucket}/runs/sft", tmp_path / "cache 2"
     for words in (

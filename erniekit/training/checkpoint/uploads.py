@@ -112,19 +112,17 @@ class Uploads:
         """
         if not self._has_begun():
             return
-        if self._start is not None:
-            if not self._is_claimed:
-                self._claim(self._start)
-            waiting = self._waiting()
-            for name in waiting:
-                self._refuse_other_writer(self._start)
-                self._upload_folder(name)
-            if waiting:
-                self._prune()
-        if last or time.monotonic() - self._files_at >= FILES_SECONDS:
-            if self._start is not None:
-                self._refuse_other_writer(self._start)
-            self._upload_files()
+        waiting = self._waiting() if self._start is not None else []
+        if self._start is not None and not self._is_claimed:
+            self._claim(self._start)
+        if last or waiting or time.monotonic() - self._files_at >= FILES_SECONDS:
+            self._refuse_other_writer()
+            self._upload_files()  # before a checkpoint, so that who goes on from there has the log until then
+        for name in waiting:
+            self._refuse_other_writer()
+            self._upload_folder(name)
+        if waiting:
+            self._prune()
 
     def _run(self) -> None:
         wait = 0.0
@@ -146,7 +144,7 @@ class Uploads:
 
     def _claim(self, start: StoredStart) -> None:
         """Remove what this run replaces, and give the store's folder its name."""
-        self._refuse_other_writer(start)
+        self._refuse_other_writer()
         self._start = renewed(start, self._folder)
         if self._start is not start:
             write_record(self._store, self._start.record)
@@ -159,9 +157,9 @@ class Uploads:
         self._start = self._start._replace(replaced=(), results=())
         self._is_claimed = True
 
-    def _refuse_other_writer(self, start: StoredStart) -> None:
+    def _refuse_other_writer(self) -> None:
         record = read_record(self._store)
-        if record is not None and record.writer != start.record.writer:
+        if self._start is not None and record is not None and record.writer != self._start.record.writer:
             raise AnotherWriterError(
                 f"{self._store.url}: another run has begun to write there since this one began\n"
                 f"  This one uploads nothing more; end one of the two. What this one has made is in {self._folder}."

@@ -66,6 +66,20 @@ def test_checkpoints_the_model_and_logs_go_up(store: ObjectFolder, folder: Path,
     assert not list(folder.parent.glob(".uploading*"))
 
 
+def test_the_log_goes_up_before_the_checkpoint_that_it_leads_to(
+    store: ObjectFolder, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uploads = begun(store, folder)
+    uploads.upload()
+    save(folder, 2)
+    (folder / "training_log.jsonl").write_text("until step 2")
+    monkeypatch.setattr(
+        module, "upload_folder", lambda *rest: pytest.fail() if not store.read("training_log.jsonl") else 0
+    )
+    uploads.upload()
+    assert store.read("training_log.jsonl") == b"until step 2"
+
+
 def test_nothing_goes_up_before_the_run_trains(store: ObjectFolder, folder: Path) -> None:
     upload_folder(store, "checkpoint-9", save(folder.parent / "old", 9), {})
     store.write("train_results.json", b"old")
@@ -105,7 +119,7 @@ def test_a_checkpoint_that_is_removed_here_meanwhile_arrives_whole(store: Object
         return call()
 
     open_stored_run(store, folder, resume=False, overwrite=False)
-    faulty = with_faults(store, 1, remove_here)  # the first change is the name of the run
+    faulty = with_faults(store, 2, remove_here)  # after the name of the run and its configuration
     uploads = begun(faulty, folder)
     save(folder, 2)
     uploads.upload()
