@@ -151,7 +151,7 @@ class ObjectFolder:
                 if passes():
                     raise
                 reason = short_reason(error)
-                if wait is None or isinstance(error, (PermissionError, FileNotFoundError)):
+                if wait is None or _stays(error):
                     raise StoreError(f"could not {what}: {reason}{_advice(self.url, error)}") from None
                 logger.debug(f"could not {what}: {reason}; trying again in {wait:g} s")
                 time.sleep(wait)
@@ -190,6 +190,11 @@ def short_reason(error: BaseException) -> str:
     """Return an error of a library in one line, without secrets."""
     text = redacted(" ".join(str(error).split()))[:_CHARACTERS_SHOWN]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _stays(error: BaseException) -> bool:
+    """Whether another attempt would fail in the same way."""
+    return isinstance(error, (PermissionError, FileNotFoundError)) or "Credentials" in type(error).__name__
 
 
 def _advice(url: str, error: BaseException) -> str:
