@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 
 from erniekit.config import Config
-from erniekit.config.object_urls import is_url, redacted, url_problem
-from erniekit.errors import ConfigurationError
+from erniekit.config.object_urls import is_url
 from erniekit.hub.fetched import fetch_model
 
 
@@ -65,11 +64,7 @@ def model_argument(word: str) -> Path:
     Raises:
         UserError: it cannot be fetched. It passes through argparse.
     """
-    if not is_url(word):
-        return Path(word)
-    if problem := url_problem(word):
-        raise ConfigurationError(f"{redacted(word)} {problem}")
-    return fetch_model(word, weights=True)
+    return fetch_model(word, weights=True) if is_url(word) else Path(word)
 
 
 def at_least_one(text: str) -> int:

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 
-from erniekit.config.object_urls import joined
+from erniekit.config.object_urls import joined, redacted, url_problem
 from erniekit.data.tokenizers.files import ADDITIONAL_TEMPLATES
 from erniekit.environment import cache_folder
 from erniekit.errors import ModelFileError
@@ -41,7 +41,8 @@ _CHECKPOINT = re.compile(r"checkpoint-\d+")
 _WEIGHTS = "*.safetensors"
 _TRAINING_STATE = ("optimizer*.safetensors", "beside_model*.safetensors")  # of a checkpoint; a model does without
 _ABOUT_THE_RUN = ("training_config.yaml", "train_results.json", "eval_results.json")
-_MODEL_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken", "*.yaml", f"{ADDITIONAL_TEMPLATES}/*.jinja")
+_MODEL_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken", "*.yaml")
+_PARTS = (ADDITIONAL_TEMPLATES, "audio_tokenizer")  # folders in that of a model
 _Files = Mapping[str, StoredFile]
 _folders: dict[tuple[str, bool], Path] = {}  # (URL of a model, with its weights) -> folder, of this process
 
@@ -56,7 +57,8 @@ def fetch(url: str, cache: Path) -> Path:
 
 
 def fetch_model(url: str, *, weights: bool) -> Path:
-    """Return the folder of a model or of adapters in the cache, as `fetch` does: never with code or pickles.
+    """Return the folder of a model or of adapters in the cache, or a configuration file, as `fetch` does. Code and
+    pickles are never downloaded.
 
     Args:
         weights: fetch the weights, too.
@@ -64,6 +66,8 @@ def fetch_model(url: str, *, weights: bool) -> Path:
     Raises:
         StoreError, ModelFileError: there is no such folder, or a run has not finished writing it.
     """
+    if problem := url_problem(url):
+        raise StoreError(f"{redacted(url)} {problem}")
     if (url, weights) not in _folders:
         _folders[url, weights] = _fetch(
             url, cache_folder(), lambda store, files: _model_files(store, files, weights=weights)
@@ -172,7 +176,7 @@ def _model_files(store: ObjectFolder, files: _Files, *, weights: bool) -> tuple[
     if listed:  # what an earlier model has left there is none of this one's
         names = [name for name in names if name in listed or name == MANIFEST or name in _ABOUT_THE_RUN]
     state = {name for name in files if any(fnmatch(name, pattern) for pattern in _TRAINING_STATE)}
-    of_weights = [name for name in files if fnmatch(name, _WEIGHTS) and "/" not in name and name not in state]
+    of_weights = [name for name in files if fnmatch(name, _WEIGHTS) and _is_near(name) and name not in state]
     of_weights = [name for name in of_weights if not listed or name in listed]
     identity = [MANIFEST] if listed else [*names, *of_weights]
     chosen = [*names, *of_weights] if weights else names
@@ -180,8 +184,9 @@ def _model_files(store: ObjectFolder, files: _Files, *, weights: bool) -> tuple[
 
 
 def _is_near(name: str) -> bool:
-    """Whether a file lies in the folder itself, or is one of its chat templates; `*` also matches `/`."""
-    return "/" not in name or name.startswith(f"{ADDITIONAL_TEMPLATES}/")
+    """Whether a file lies in the folder itself, or in one that belongs to a model; `*` also matches `/`."""
+    folder, _, inner = name.rpartition("/")
+    return folder in ("", *_PARTS) and bool(inner)
 
 
 @contextmanager

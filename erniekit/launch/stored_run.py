@@ -69,7 +69,6 @@ def stored_run(config: Config, *, writes: bool = True) -> Iterator[Config]:
         except BaseException:
             uploads.abandon()
             raise
-        logger.info(f"everything is in {url}")
 
 
 def _uploads() -> bool:

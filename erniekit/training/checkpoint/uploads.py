@@ -90,6 +90,8 @@ class Uploads:
             raise StoreError(f"{error}\n  {self._what_is_missing()}") from None
         finally:
             shutil.rmtree(self._snapshots, ignore_errors=True)
+        if self._has_begun():
+            logger.info(f"everything is in {self._store.url}")
 
     def abandon(self) -> None:
         """Stop without waiting, because the process has to end; say what has not arrived."""

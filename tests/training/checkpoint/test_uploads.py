@@ -60,9 +60,8 @@ def test_checkpoints_the_model_and_logs_go_up(store: ObjectFolder, folder: Path,
     uploads.finish()
     loose = {name for name in store.list() if not name.startswith(("checkpoint-2/", "export-2/"))}
     assert loose == {*written, CONFIG_FILE, "erniekit-run.json", *FILES, "manifest.json"}
-    assert [line.partition(" (")[0] for line in logged] == [
-        f"uploaded {what} to {store.url}" for what in ("checkpoint-2", "export-2", "the model")
-    ]
+    uploaded = [f"uploaded {what} to {store.url}" for what in ("checkpoint-2", "export-2", "the model")]
+    assert [line.partition(" (")[0] for line in logged] == [*uploaded, f"everything is in {store.url}"]
     assert not list(folder.parent.glob(".uploading*"))
 
 
