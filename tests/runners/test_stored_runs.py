@@ -94,6 +94,21 @@ def test_a_run_killed_on_one_machine_ends_on_another_as_if_nothing_had_been(buck
 
 
 @pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.exhaustive
+def test_ranks_share_what_their_launcher_has_fetched_and_it_uploads_for_them(bucket: Path, tmp_path: Path) -> None:
+    words = [*training(bucket, max_steps=2, save_steps=2), "--nproc", "2"]
+    code, said = run(words, tmp_path / "cache")
+    assert code == 0, said
+    assert len([line for line in said if line.startswith("downloading ")]) == 1, said
+    store = open_folder(f"file://{bucket}/runs/sft")
+    present = store.list()
+    assert stored_checkpoints(store, present) == ["checkpoint-2"] and is_stored(store, "", present)
+    assert {"rank_logs/rank-0.log", "rank_logs/rank-1.log", "training_log.jsonl"} <= present.keys()
+    assert said[-1] == f"everything is in {store.url}"
+
+
+@pytest.mark.slow
 def test_a_finished_run_is_a_model_for_every_verb(
     bucket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

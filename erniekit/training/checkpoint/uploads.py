@@ -123,7 +123,7 @@ class Uploads:
         for name in waiting:
             self._refuse_other_writer()
             self._upload_folder(name)
-        if waiting:
+        if waiting or last:
             self._prune()
 
     def _run(self) -> None:
@@ -193,7 +193,7 @@ class Uploads:
             logger.info(f"uploaded {_title(name)} to {self._store.url} ({took})")
 
     def _prune(self) -> None:
-        if not self._limit:
+        if not self._limit or self._start is None:
             return
         present, here = self._store.list(), [path.name for path in checkpoint_folders(self._folder)]
         for name in surplus(stored_checkpoints(self._store, present), here, self._limit):
