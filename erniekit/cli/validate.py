@@ -103,8 +103,8 @@ def _load(file: str, overrides: list[str], verb: str) -> Config:
     """Load a configuration as the verb does, with missing files among the problems."""
     if verb == "eval":
         words = {word.partition("=")[0]: word for word in ("do_train=false", "do_eval=true", *overrides)}
-        config = Config.load(file, list(words.values()), verb="train", inspect=report_missing_paths)
-        if is_url(config.basic.output_dir):  # where the model is, which only its store could tell
+        config = Config.load(file, list(words.values()), verb="train") if Path(file).is_file() else None
+        if config is not None and is_url(config.basic.output_dir):  # which model is there, only its store could tell
             return config
         return evaluation_config(Path(file), overrides)
     implied = {"stage": "DPO"} if verb == "dpo" else None

@@ -66,7 +66,9 @@ def stored_run(config: Config, *, writes: bool = True) -> Iterator[Config]:
             raise
         try:
             uploads.finish()
-        except BaseException:
+        except UserError:
+            raise
+        except BaseException:  # a signal
             uploads.abandon()
             raise
 

@@ -70,7 +70,7 @@ def test_urls_are_checked_without_a_network_and_without_their_libraries(tmp_path
         assert lines[-1] == "0 set()", done.stderr
         assert "output_dir file:///bucket/run sft.yaml:3" in lines
         assert "train_dataset_path [file:///bucket/train.jsonl] sft.yaml:5" in lines
-        assert not (tmp_path / "cache").exists() and not Path("/bucket").exists()
+        assert not (tmp_path / "cache/object-storage").exists() and not Path("/bucket").exists()
 
 
 def test_the_package_of_a_store_is_missed_before_a_run_begins(
