@@ -238,9 +238,9 @@ def parent_adapters(adapters: Path) -> Path | None:
     """Return the adapters from which the run that wrote `adapters` started; None if they were new, or if unknown."""
     path = adapters / "training_config.yaml"
     stored = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    for name in (stored.get("init_from_checkpoint"), stored.get("lora_path")):
-        folder = fetch_model(name, weights=True) if is_url(name) else Path(name or "").expanduser()
-        if name and is_adapter_folder(folder):
+    for name in filter(None, (stored.get("init_from_checkpoint"), stored.get("lora_path"))):
+        folder = fetch_model(name, weights=True) if is_url(name) else Path(name).expanduser()
+        if is_adapter_folder(folder):
             return folder
     return None
 

@@ -56,6 +56,7 @@ def test_urls_are_checked_without_a_network_and_without_their_libraries(tmp_path
     file = _write(
         tmp_path / "sft.yaml",
         f"model_name_or_path: {TINY}\ncontinue_training: false\noutput_dir: file:///bucket/run\nmax_steps: 2\n"
+        "max_seq_len: 128\n"
         "train_dataset_path: file:///bucket/train.jsonl\nresume_from_checkpoint: file:///bucket/run/checkpoint-4\n",
     )
     program = (
@@ -69,7 +70,7 @@ def test_urls_are_checked_without_a_network_and_without_their_libraries(tmp_path
         lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
         assert lines[-1] == "0 set()", done.stderr
         assert "output_dir file:///bucket/run sft.yaml:3" in lines
-        assert "train_dataset_path [file:///bucket/train.jsonl] sft.yaml:5" in lines
+        assert "train_dataset_path [file:///bucket/train.jsonl] sft.yaml:6" in lines
         assert not (tmp_path / "cache/object-storage").exists() and not Path("/bucket").exists()
 
 
