@@ -69,6 +69,7 @@ def test_an_upload_that_is_killed_leaves_nothing_to_resume_from(
     if at < UPLOADS:
         with pytest.raises(KilledError):
             upload_folder(killed, NAME, folder, killed.list())
+        assert f"{NAME}/{MANIFEST}" not in store.list(), "it goes last"
         assert not comes_back(store, NAME, tmp_path / "back", folder)
     upload_folder(store, NAME, folder, store.list())
     assert comes_back(store, NAME, tmp_path / "again", folder)
@@ -95,6 +96,7 @@ def test_a_removal_that_is_killed_leaves_no_half(store: ObjectFolder, folder: Pa
     upload_folder(store, NAME, folder, {})
     with pytest.raises(KilledError):
         remove_stored(with_faults(store, at, killed_before), NAME, store.list())
+    assert (f"{NAME}/{MANIFEST}" in store.list()) == (at == 0), "it goes first"
     assert comes_back(store, NAME, tmp_path / "back", folder) == (at == 0)
     remove_stored(store, NAME, store.list())
     assert store.list() == {}
