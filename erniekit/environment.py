@@ -113,6 +113,11 @@ def package_versions() -> dict[str, str]:
     return {"erniekit": __version__} | {name: metadata.version(name) for name in packages if _is_installed(name)}
 
 
+def cache_folder(chosen: str = "") -> Path:
+    """Return the folder of what is kept from run to run: `chosen`, else $ERNIEKIT_CACHE, else ~/.cache/erniekit."""
+    return Path(chosen or os.environ.get("ERNIEKIT_CACHE") or "~/.cache/erniekit").expanduser()
+
+
 def is_importable(module: str) -> bool:
     """Return whether a module can be imported, without importing it."""
     return importlib.util.find_spec(module) is not None

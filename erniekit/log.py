@@ -26,6 +26,7 @@ PACKAGE = "erniekit"
 # verbs such as `generate` write their answers to standard output, so these report on standard error
 STDERR_LOGGERS = (
     "erniekit.hub.download",
+    "erniekit.hub.fetched",
     "erniekit.inference.batch",
     "erniekit.inference.engine",
     "erniekit.inference.speaking.speaker",

@@ -40,11 +40,19 @@ _hashes: dict[Path, tuple[_Identity, str]] = {}  # of the files that this proces
 def read_manifest(path: Path) -> Files:
     """Return the listed files; empty if the manifest cannot be read, or lists a file outside its folder."""
     try:
-        stored = json.loads(path.read_text(encoding="utf-8"))["files"]
-        files = {name: {"size": int(entry["size"]), "sha256": entry["sha256"]} for name, entry in stored.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return parse_manifest(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         return {}
-    return files if all(_stays_inside(PurePosixPath(name)) for name in files) else {}
+
+
+def parse_manifest(text: str) -> Files:
+    """Return the listed files; empty if the text is no manifest, or lists a file outside its folder."""
+    try:
+        stored = json.loads(text)["files"]
+        files = {name: {"size": int(entry["size"]), "sha256": entry["sha256"]} for name, entry in stored.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return {}
+    return files if all(stays_inside(PurePosixPath(name)) for name in files) else {}
 
 
 def unknown_format(path: Path) -> str:
@@ -139,7 +147,8 @@ def _is_foreign(path: Path) -> bool:
     return not isinstance(stored, dict) or not {"format", "files"} <= stored.keys()
 
 
-def _stays_inside(name: PurePosixPath) -> bool:
+def stays_inside(name: PurePosixPath) -> bool:
+    """Return whether a relative name stays in the folder that it belongs to."""
     return bool(name.parts) and not name.is_absolute() and ".." not in name.parts
 
 

@@ -13,7 +13,7 @@ apply_cpu_settings(threads=1)  # workers share the cores; tests of threads choos
 if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # under `nohup`; runs that tests start and end would inherit it
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-pytest_plugins = ["tests.tiny_runs"]
+pytest_plugins = ["tests.tiny_runs", "tests.object_stores"]
 
 FIXTURES_THAT_TRAIN = {"train", "prefer", "train_adapters", "train_on_ranks"}
 

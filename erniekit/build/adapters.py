@@ -15,8 +15,10 @@ import yaml
 
 from erniekit.build.parts import refuse_adapters_of_frozen_parts
 from erniekit.config import Config
+from erniekit.config.object_urls import is_url
 from erniekit.errors import CheckpointError, ConfigurationError, ModelFileError
 from erniekit.hub.download import model_folder
+from erniekit.hub.fetched import fetch_model
 from erniekit.model.lora.config import PISSA, LoraSettings, adapter_targets
 from erniekit.model.lora.folder import base_model_of, is_adapter_folder
 from erniekit.training.checkpoint.sharded import WEIGHTS, sharded_kinds
@@ -152,7 +154,8 @@ def lora_settings(config: Config) -> LoraSettings:
 
 def base_name(config: Config) -> str:
     """Return the base that the adapters of this run name: the folder of the frozen weights, or a model id of a hub."""
-    own = config.checkpoint.init_from_checkpoint if not starts_from_adapters(config) else ""
+    start = config.urls.get("init_from_checkpoint", config.checkpoint.init_from_checkpoint)
+    own = start if not starts_from_adapters(config) else ""
     name = own or config.basic.model_name_or_path
     folder = Path(name).expanduser()
     return str(folder.resolve()) if folder.is_dir() else name
@@ -235,9 +238,10 @@ def parent_adapters(adapters: Path) -> Path | None:
     """Return the adapters from which the run that wrote `adapters` started; None if they were new, or if unknown."""
     path = adapters / "training_config.yaml"
     stored = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    for name in (stored.get("init_from_checkpoint"), stored.get("lora_path")):
-        if name and is_adapter_folder(Path(name).expanduser()):
-            return Path(name).expanduser()
+    for name in filter(None, (stored.get("init_from_checkpoint"), stored.get("lora_path"))):
+        folder = fetch_model(name, weights=True) if is_url(name) else Path(name).expanduser()
+        if is_adapter_folder(folder):
+            return folder
     return None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,8 @@ from erniekit.config.sections.checkpoint import NAME, reason_ignored
 from erniekit.environment import package_versions, rounding_settings
 from erniekit.errors import CheckpointError
 from erniekit.hub.download import model_folder
+from erniekit.hub.fetched import locked
+from erniekit.hub.object_store import open_folder
 from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.decoder import Decoder
 from erniekit.model.local_tensors import LocalTensors, SingleProcessTensors, local_tensors
@@ -53,6 +55,7 @@ from erniekit.training.checkpoint.sharded import (
     local_shard_of,
     sharded_kinds,
 )
+from erniekit.training.checkpoint.stored_start import bring_checkpoint
 from erniekit.training.checkpoint.tensors import open_tensors, write_tensors
 from erniekit.training.collectives import Ranks
 
@@ -77,6 +80,22 @@ def open_run_folder(config: Config, rank: int) -> Iterator[Start | None]:
         weights_from=initial_adapters(config) or initial_weights(config),
     ) as start:
         yield start
+
+
+def with_checkpoint_here(config: Config, start: Start) -> Start:
+    """Return the start of a run with a checkpoint that this machine has.
+
+    Where the output folder is one of an object store, another machine than that of the first rank has a folder of its
+    own, into which its ranks, taking turns, download the checkpoint.
+    """
+    if "output_dir" not in config.urls or start.checkpoint is None or start.checkpoint.is_dir():
+        return start
+    named = config.checkpoint.resume_from_checkpoint
+    folder = Path(named) if isinstance(named, str) else config.output_dir / start.checkpoint.name
+    with locked(config.output_dir.with_name(".ranks")):
+        if not folder.is_dir():
+            bring_checkpoint(open_folder(config.urls["output_dir"]), folder.parent, folder.name)
+    return replace(start, checkpoint=folder)
 
 
 @dataclass(frozen=True)

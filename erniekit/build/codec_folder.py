@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from erniekit.build.speech import AUDIO_TOKENIZER
+from erniekit.config.object_urls import is_url
 from erniekit.data.media.codes_folder import codec_folder, read_facts
+from erniekit.environment import cache_folder
+from erniekit.hub.fetched import fetched
 
 WEIGHTS = "model.safetensors"
 MOST_COMPARED = 64 << 20  # bytes
@@ -27,11 +30,17 @@ def codec_candidates(folders: Sequence[Path], run: Mapping[str, Any]) -> list[Pa
     found = [folder / AUDIO_TOKENIZER for folder in folders if (folder / AUDIO_TOKENIZER).is_dir()]
     found += [Path(str(run["codec"])).expanduser()] if run.get("codec") else []
     sources = run.get("train_dataset_path") or ()
-    for source in [Path(str(each)).expanduser() for each in ([sources] if isinstance(sources, str) else sources)]:
+    for source in [_here(str(each)) for each in ([sources] if isinstance(sources, str) else sources)]:
         for home in (source, source.parent, *sorted(source.glob("part-*"))):
             facts = read_facts(home) if home.is_dir() else None
             found += [codec_folder(home, facts)] if facts else []
     return found
+
+
+def _here(source: str) -> Path:
+    """Return the path of a source, of a URL where it has been downloaded."""
+    downloaded = fetched(source, cache_folder()) if is_url(source) else None
+    return downloaded or Path(source).expanduser()
 
 
 def differing_codecs(codec: Path, folders: Iterable[Path]) -> list[Path]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from erniekit.config import Config
+from erniekit.config.object_urls import is_url, url_problem
 from erniekit.config.parameter import ConfigBuilder
 from erniekit.config.sections.codes import FITTED
 from erniekit.config.stages import STAGES
@@ -18,18 +19,42 @@ from erniekit.data.formats.table import is_hub_dataset
 from erniekit.environment import is_importable
 from erniekit.errors import ConfigurationError, ModelFileError
 from erniekit.hub.cache import HUBS, chosen_hub, find_local_folder, hub_hint
+from erniekit.hub.object_store import lacking_package
 from erniekit.json_files import read_json_object
 
 
 def missing_paths(values: Mapping[str, Any] | Config, verb: str) -> Iterator[tuple[str, str]]:
     """Yield (parameter, what is wrong) for each folder or file that a command would read and that does not exist.
 
-    A model of a hub may be missing, since it can be downloaded, and so may a data set of one.
+    A model of a hub may be missing, since it can be downloaded, and so may a data set of one. Of a URL it is looked
+    whether the packages for it are installed; no store is asked.
     """
+    reads_hub = verb == "codes" or not STAGES[values["stage"]].reads_codes  # hubs have no data sets of codes
+    named = read_paths(values, verb)
+    named |= {name: tuple(filter(is_url, of)) for name, of in _written_or_beside(values).items()}
+    for name, paths in named.items():
+        for path in filter(None, paths):
+            if is_url(path):
+                if not url_problem(path) and (lacking := lacking_package(path)):
+                    yield name, f"{path}: {lacking}"
+                continue
+            if os.path.exists(os.path.expanduser(path)) or (
+                name.endswith("dataset_path") and reads_hub and is_hub_dataset(path)
+            ):
+                continue
+            inside = "" if path.startswith(("/", "~")) else f" in the current folder, {Path.cwd()}"
+            yield name, f"{path} does not exist{inside}" + hub_hint(path) * (name in ("model_name_or_path", "codec"))
+
+
+def _written_or_beside(values: Mapping[str, Any] | Config) -> dict[str, tuple[str, ...]]:
+    return {"output_dir": (values["output_dir"],), "media_dir": values["media_dir"]}
+
+
+def read_paths(values: Mapping[str, Any] | Config, verb: str) -> dict[str, tuple[str, ...]]:
+    """Return the files, folders and models that a command would read, by parameter."""
     trains, evaluates = values["do_train"], values["do_eval"]
     read: dict[str, tuple[str, ...]] = {}
     by_hub = any(values[hub.parameter] for hub in HUBS)
-    reads_hub = verb == "codes" or not STAGES[values["stage"]].reads_codes  # hubs have no data sets of codes
     if verb == "codes":
         read["train_dataset_path"] = values["train_dataset_path"]
         folders = {"codec": FITTED, "codec_features": ("log_mel",)}
@@ -51,14 +76,7 @@ def missing_paths(values: Mapping[str, Any] | Config, verb: str) -> Iterator[tup
             read["resume_from_checkpoint"] = (values["resume_from_checkpoint"],)
         if values["lora"]:
             read["lora_path"] = (values["lora_path"],)
-    for name, paths in read.items():
-        for path in filter(None, paths):
-            if os.path.exists(os.path.expanduser(path)) or (
-                name.endswith("dataset_path") and reads_hub and is_hub_dataset(path)
-            ):
-                continue
-            inside = "" if path.startswith(("/", "~")) else f" in the current folder, {Path.cwd()}"
-            yield name, f"{path} does not exist{inside}" + hub_hint(path) * (name in ("model_name_or_path", "codec"))
+    return read
 
 
 def report_missing_paths(builder: ConfigBuilder) -> None:

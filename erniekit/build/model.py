@@ -28,7 +28,7 @@ from erniekit.data.dataset import Dataset
 from erniekit.data.templates.ernie import Template
 from erniekit.data.tokenizers.tokenizer import Tokenizer
 from erniekit.environment import cpu_settings
-from erniekit.hub.cache import chosen_hub
+from erniekit.hub.cache import is_fetched
 from erniekit.hub.download import model_folder
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def begin(config: Config, *, writes_output: bool = True) -> tuple[ModelConfig, T
     for line in config.messages:
         logger.info(line)
     select_device(config)
-    if chosen_hub(config) is not None:
+    if is_fetched(config):
         model_folder(config)  # fetched first, so that there is something to check
     is_first, world_size = os.environ.get("PADDLE_TRAINER_ID", "0") == "0", os.environ.get("PADDLE_TRAINERS_NUM", "1")
     known = preflight(config, world_size=int(world_size), reads_files=is_first, writes_output=writes_output)

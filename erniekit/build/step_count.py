@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from pathlib import Path
 
+from erniekit import environment
 from erniekit.config import Config
 from erniekit.config.registry import PARAMETERS
 from erniekit.data import PLAN_VERSION
@@ -31,8 +31,7 @@ LATER_PARAMETERS = ("added_tokens", "added_token_ranges", "unit_token", "corresp
 
 def cache_folder(config: Config) -> Path:
     """Return the cache folder of tokenised data: `data_cache_dir`, else $ERNIEKIT_CACHE, else ~/.cache/erniekit."""
-    chosen = config.training.data_cache_dir or os.environ.get("ERNIEKIT_CACHE") or "~/.cache/erniekit"
-    return Path(chosen).expanduser()
+    return environment.cache_folder(config.training.data_cache_dir)
 
 
 def cache_step_count(config: Config, total_steps: int, *, dp_world_size: int = 1) -> None:

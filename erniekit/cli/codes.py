@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from erniekit.build.local_paths import with_local_paths
 from erniekit.cli.ranks import parse_with_overrides
 from erniekit.config import Config
 from erniekit.errors import DataError
@@ -44,7 +45,7 @@ def run(arguments: list[str]) -> int:
         parser.error("name a configuration file, or a folder of codes with --decode")
     if options.output or options.codec or options.device != "auto":
         parser.error("--output, --codec and --device belong to --decode; a configuration has output_dir, codec, device")
-    config = Config.load(options.config, options.overrides, verb="codes")
+    config = with_local_paths(Config.load(options.config, options.overrides, verb="codes"))
     from erniekit.runners.codes import write_codes
 
     with _written_into(config.output_dir):

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from erniekit.build.adapters import starts_from_adapters
-from erniekit.cli.ranks import add_rank_options, parse_with_overrides, run_on_ranks
+from erniekit.cli.ranks import add_rank_options, model_argument, parse_with_overrides, run_on_ranks
 from erniekit.config import Config
 from erniekit.environment import import_paddle
 from erniekit.errors import ConfigurationError
 from erniekit.export.trained_model import PARAMETERS_FILE, find_trained_model
+from erniekit.launch.stored_run import stored_run
 
 
 def run(arguments: list[str]) -> int:
@@ -22,7 +23,7 @@ def run(arguments: list[str]) -> int:
         epilog="Example: erniekit eval examples/configs/quickstart/sft.yaml eval_answers=50",
     )
     parser.add_argument(
-        "model", type=Path, help="the configuration of a run, its output_dir, or one of its checkpoints"
+        "model", type=model_argument, help="the configuration of a run, its output_dir, or one of its checkpoints"
     )
     parser.add_argument(
         "overrides", nargs="*", default=[], metavar="name=value", help="parameters that override the run's"
@@ -30,13 +31,14 @@ def run(arguments: list[str]) -> int:
     add_rank_options(parser)
     options = parse_with_overrides(parser, arguments)
     config = evaluation_config(options.model.expanduser(), options.overrides)
-    code = run_on_ranks(config, options, ("eval", str(options.model), *options.overrides))
-    if code is not None:
-        return code
-    import_paddle()
-    from erniekit.runners.evaluate import run_evaluation
+    with stored_run(config) as local:
+        code = run_on_ranks(local, options, ("eval", str(options.model), *options.overrides))
+        if code is not None:
+            return code
+        import_paddle()
+        from erniekit.runners.evaluate import run_evaluation
 
-    run_evaluation(config)
+        run_evaluation(local)
     return 0
 
 

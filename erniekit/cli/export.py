@@ -6,10 +6,12 @@ import argparse
 import os
 from pathlib import Path
 
-from erniekit.cli.ranks import parse_with_overrides
+from erniekit.cli.ranks import model_argument, parse_with_overrides
 from erniekit.config import Config
-from erniekit.environment import import_paddle
+from erniekit.config.object_urls import is_url
+from erniekit.environment import cache_folder, import_paddle
 from erniekit.errors import ConfigurationError
+from erniekit.hub.fetched import FOLDER
 
 EXPORT_FOLDER = "export"  # in output_dir, as in the original
 FORMATS = ("hf", "inference", "onnx")
@@ -23,7 +25,9 @@ def run(arguments: list[str]) -> int:
         "Adapters are merged into their base model.",
         epilog="Example: erniekit export examples/configs/quickstart/sft.yaml --output my-model max_shard_size=2",
     )
-    parser.add_argument("model", type=Path, help="the configuration of a run, its output_dir, or a checkpoint")
+    parser.add_argument(
+        "model", type=model_argument, help="the configuration of a run, its output_dir, or a checkpoint"
+    )
     parser.add_argument(
         "overrides",
         nargs="*",
@@ -69,4 +73,7 @@ def _default_output(named: Path, config: Config) -> Path:
         folder = folder.parent
     if not (named.is_dir() or config.basic.output_dir):
         raise ConfigurationError(f"{named}: it has no output_dir; name the folder to write with --output DIR")
+    fetched = named.is_dir() and cache_folder() / FOLDER in named.absolute().parents
+    if fetched or (not named.is_dir() and is_url(config.basic.output_dir)):
+        raise ConfigurationError("the model is in an object store; name the folder to write with --output DIR")
     return folder / EXPORT_FOLDER

@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING
 
 from erniekit.build.quantization import quantization_from
 from erniekit.build.tokenizer import speech_of
-from erniekit.cli.ranks import parse_with_overrides
+from erniekit.cli.ranks import model_argument, parse_with_overrides
 from erniekit.config import Config
+from erniekit.config.object_urls import is_url
 from erniekit.config.sections.basic import template_variables
 from erniekit.config.sections.generation import GenerationParameters
 from erniekit.environment import import_paddle
 from erniekit.errors import ConfigurationError
 from erniekit.hub.cache import HUBS, chosen_hub
 from erniekit.hub.download import find_model_folder
+from erniekit.hub.fetched import fetch_model
 from erniekit.model.quantization.settings import Fp8, WeightOnly
 from erniekit.terminal import escape_control_characters
 
@@ -162,7 +164,7 @@ def add_source_options(parser: argparse.ArgumentParser) -> None:
     """Add MODEL and the options that say how it is loaded."""
     parser.add_argument(
         "model",
-        type=Path,
+        type=model_argument,
         help="a model folder, an output_dir, a checkpoint, an exported program, a model of a hub, or a YAML or JSON "
         "file: the configuration of a run, or one with model_name_or_path",
     )
@@ -172,7 +174,10 @@ def add_source_options(parser: argparse.ArgumentParser) -> None:
             f"--{hub.parameter.replace('_', '-')}", action="store_true", help=f"fetch the model from {hub.title}"
         )
     parser.add_argument(
-        "--lora-path", type=Path, metavar="FOLDER", help="adapters for the model, in the format of PEFT or paddlenlp"
+        "--lora-path",
+        type=model_argument,
+        metavar="FOLDER",
+        help="adapters for the model, in the format of PEFT or paddlenlp",
     )
     parser.add_argument(
         "--ignore-config-keys", metavar="KEYS", help="keys of the model's config.json that change nothing: a,b"
@@ -218,6 +223,8 @@ def model_folder(options: argparse.Namespace, parameters: Config) -> Path:
             f"{parameters.path}: it names no model\n  Write `model_name_or_path: FOLDER` into it, or name a folder: "
             "erniekit chat output/quickstart/sft"
         )
+    if is_url(name):
+        return fetch_model(name, weights=True)
     if hub is None or _is_of_a_run(parameters):
         return Path(name).expanduser()
     return find_model_folder(name, hub, parameter="model_name_or_path")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from erniekit.build.local_paths import with_local_paths
 from erniekit.cli.ranks import parse_with_overrides
 from erniekit.config import Config
 
@@ -22,7 +23,7 @@ def run(arguments: list[str]) -> int:
     )
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="the folder to write; new or empty")
     options = parse_with_overrides(parser, arguments)
-    config = Config.load(options.config, options.overrides, verb="preview")
+    config = with_local_paths(Config.load(options.config, options.overrides, verb="preview"))
     from erniekit.runners.pack import pack_data
 
     pack_data(config, options.output.expanduser())

@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 
+from erniekit.build.local_paths import with_local_paths
 from erniekit.cli.ranks import at_least_one, parse_with_overrides
 from erniekit.config import Config
 
@@ -25,7 +26,7 @@ def run(arguments: list[str]) -> int:
     parser.add_argument("--documents", type=at_least_one, default=8, help="how many documents of each pack (default 8)")
     parser.add_argument("--no-color", action="store_true", help="mark trained tokens with [[ ]] instead of a colour")
     options = parse_with_overrides(parser, arguments)
-    config = Config.load(options.config, options.overrides, verb="preview")
+    config = with_local_paths(Config.load(options.config, options.overrides, verb="preview"))
     from erniekit.runners.preview import preview
 
     color = sys.stdout.isatty() and not options.no_color and "NO_COLOR" not in os.environ

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 from erniekit.config import Config
+from erniekit.config.object_urls import is_url
+from erniekit.hub.fetched import fetch_model
 
 
 def add_rank_options(parser: argparse.ArgumentParser) -> None:
@@ -54,6 +56,15 @@ def parse_with_overrides(parser: argparse.ArgumentParser, arguments: list[str]) 
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{_hint(unknown[0], arguments)}")
     return options
+
+
+def model_argument(word: str) -> Path:
+    """Parse the path of a model, of a run or of its configuration; what a URL names is fetched first.
+
+    Raises:
+        UserError: it cannot be fetched. It passes through argparse.
+    """
+    return fetch_model(word, weights=True) if is_url(word) else Path(word)
 
 
 def at_least_one(text: str) -> int:

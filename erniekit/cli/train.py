@@ -13,6 +13,7 @@ from erniekit.cli.ranks import add_rank_options, parse_with_overrides, run_on_ra
 from erniekit.config import Config
 from erniekit.environment import import_paddle
 from erniekit.launch.data_ahead import data_ahead
+from erniekit.launch.stored_run import stored_run
 from erniekit.runners.banner import first_lines
 from erniekit.terminal import escape_control_characters
 
@@ -70,6 +71,11 @@ def load_config(options: argparse.Namespace, implied: Mapping[str, Any] | None =
 
 def train(verb: str, config: Config, options: argparse.Namespace) -> int:
     """Run the training that the configuration describes, in this process or on several ranks; return the exit code."""
+    with stored_run(config, writes=not options.overfit_check) as local:
+        return _train(verb, local, options)
+
+
+def _train(verb: str, config: Config, options: argparse.Namespace) -> int:
     if not options.overfit_check:
         code = run_on_ranks(config, options, (verb, str(options.config), *options.overrides))
         if code is not None:

@@ -11,12 +11,14 @@ from pathlib import Path
 from erniekit.build.checks import refuse_packed_data
 from erniekit.build.input_paths import report_missing_paths
 from erniekit.build.layout import LayoutPlan, known_model_config, plan_layout
+from erniekit.build.local_paths import with_local_paths
 from erniekit.build.preflight import preflight
 from erniekit.cli.dpo import require_pairs
 from erniekit.cli.eval import evaluation_config
 from erniekit.cli.layout_report import layout_blocks
 from erniekit.cli.ranks import at_least_one, parse_with_overrides
 from erniekit.config import Config
+from erniekit.config.object_urls import is_url
 from erniekit.config.parse import read_pairs
 from erniekit.config.recognition import likely_verb
 from erniekit.config.registry import PARAMETERS, SECTIONS
@@ -74,11 +76,11 @@ def run(arguments: list[str]) -> int:
 def _validate(file: str, overrides: list[str], options: argparse.Namespace) -> int:
     try:
         verb = options.verb or _verb_of(Path(file), overrides)
-        config = _load(file, overrides, verb)
+        config = with_local_paths(_load(file, overrides, verb), fetches=options.data)
         notes = preflight(config, world_size=options.world_size).notes
         if verb == "pack":
             refuse_packed_data(config)
-        if verb == "export":
+        if verb == "export" and not is_url(config.basic.output_dir):
             check_export(Path(file), config)
         data, longest = _read_data(config, options.world_size) if options.data else ("", None)
         text = report(config, options.world_size, longest, notes=notes, verb=options.verb, with_defaults=options.all)
@@ -100,6 +102,10 @@ def _verb_of(file: Path, overrides: list[str]) -> str:
 def _load(file: str, overrides: list[str], verb: str) -> Config:
     """Load a configuration as the verb does, with missing files among the problems."""
     if verb == "eval":
+        words = {word.partition("=")[0]: word for word in ("do_train=false", "do_eval=true", *overrides)}
+        config = Config.load(file, list(words.values()), verb="train") if Path(file).is_file() else None
+        if config is not None and is_url(config.basic.output_dir):  # which model is there, only its store could tell
+            return config
         return evaluation_config(Path(file), overrides)
     implied = {"stage": "DPO"} if verb == "dpo" else None
     loaded = Config.load(
@@ -208,7 +214,7 @@ def _read_data(config: Config, world_size: int | None) -> tuple[str, int | None]
 
 
 def _rows(config: Config, names: Iterable[str]) -> list[tuple[str, ...]]:
-    return [(name, format_value(config[name]), config.origin(name)) for name in names]
+    return [(name, format_value(config.urls.get(name, config[name])), config.origin(name)) for name in names]
 
 
 def _block(title: str, rows: list[tuple[str, ...]]) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,8 @@ class Config:
         verb: the verb that it was resolved for, such as "train".
         origins: parameter -> "default", "sft.yaml:12", "command line", "compute_type (sft.yaml:3)"; the origin of a
             default that follows from other parameters starts with "default" and gives the reason.
+        urls: parameter -> what the user wrote, where that is of an object store and the section has a path of this
+            machine instead; see `with_paths`.
     """
 
     basic: BasicParameters
@@ -73,6 +75,7 @@ class Config:
     path: Path | None
     verb: str
     origins: Mapping[str, str]
+    urls: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def load(
@@ -157,7 +160,19 @@ class Config:
 
     def resolved(self) -> dict[str, Any]:
         """Return every parameter with its value as plain JSON; loading the result gives the same configuration."""
-        return {name: _plain(self[name]) for name in PARAMETERS}
+        return {name: _plain(self.urls.get(name, self[name])) for name in PARAMETERS}
+
+    def with_paths(self, paths: Mapping[str, Any]) -> Config:
+        """Return this configuration with paths of this machine where the user wrote URLs; `resolved` keeps the URLs.
+
+        Args:
+            paths: parameter -> its value with paths.
+        """
+        sections = {
+            key: replace(getattr(self, key), **{name: paths[name] for name in paths if PARAMETERS[name].section == key})
+            for key in {PARAMETERS[name].section for name in paths}
+        }
+        return replace(self, **sections, urls={**{name: self[name] for name in paths}, **self.urls})
 
     @property
     def uses_dense_mask(self) -> bool:

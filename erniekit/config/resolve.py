@@ -10,6 +10,7 @@ from typing import Any
 
 from erniekit.config.foreign import FOREIGN_NAMES, translate
 from erniekit.config.json_schema import structural_problems
+from erniekit.config.object_urls import is_url, redacted, url_problem
 from erniekit.config.parameter import NOT_IMPLEMENTED, Alias, ConfigBuilder, Parameter
 from erniekit.config.parse import Entry, Problem, SourceLocation
 from erniekit.config.registry import ALIASES, PARAMETERS, RULES, did_you_mean, unmet_needs
@@ -116,8 +117,14 @@ def _check_paths(builder: ConfigBuilder, name: str) -> None:
     """Report values of which no path can be made, so that no code that opens one need ask again."""
     value = builder[name]
     for path in value if isinstance(value, tuple) else (value,):
-        if isinstance(path, str) and (problem := path_problem(path)):
-            builder.problem(name, f"{format_value(path)} {problem}")
+        if is_url(path):
+            problem = url_problem(path)
+            if not problem and not PARAMETERS[name].kind.takes_url:
+                problem = "is a URL, and this has to be a path of this machine"
+        else:
+            problem = path_problem(path) if isinstance(path, str) else ""
+        if problem:
+            builder.problem(name, f"{format_value(redacted(path))} {problem}")
             return
 
 

@@ -29,6 +29,7 @@ class ValueType:
         schema: JSON Schema of the normalised value, without bounds and choices.
         written: JSON Schemas of the other forms that a file may contain, for editors.
         names_path: whether its strings name files or folders, see `path_problem`.
+        takes_url: whether such a name may also be a URL of an object store.
     """
 
     title: str
@@ -37,6 +38,7 @@ class ValueType:
     schema: Mapping[str, Any]
     written: tuple[Mapping[str, Any], ...] = field(default=())
     names_path: bool = False
+    takes_url: bool = False
 
     @property
     def is_list(self) -> bool:
@@ -214,9 +216,11 @@ PATH_OR_BOOLEAN = ValueType(
     _as_it_is,
     {"anyOf": [{"type": "boolean"}, {"type": "string", "minLength": 1, "pattern": _NO_WORD}]},
     names_path=True,
+    takes_url=True,
 )
 PATH = replace(TEXT, names_path=True)
-PATHS = replace(TEXTS, names_path=True)
+PATH_OR_URL = replace(PATH, takes_url=True)
+PATHS_OR_URLS = replace(TEXTS, names_path=True, takes_url=True)
 # The names under which other builds of PaddlePaddle and its plug-ins know accelerators.
 OTHER_DEVICES = ("xpu", "npu", "iluvatar_gpu", "metax_gpu", "mlu", "gcu", "intel_hpu", "sdaa", "musa")
 DEVICE = ValueType(

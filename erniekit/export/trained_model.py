@@ -12,8 +12,10 @@ import yaml
 from erniekit.build.adapters import base_folder
 from erniekit.build.checks import check_tokenizer, has_tokenizer
 from erniekit.config import Config
+from erniekit.config.object_urls import is_url
 from erniekit.errors import CheckpointError, ConfigurationError, ModelFileError, UserError
 from erniekit.hub.cache import local_model_folder
+from erniekit.hub.fetched import fetch_model
 from erniekit.json_files import read_json_object
 from erniekit.manifest import problems
 from erniekit.model.architectures.model_config import CONFIG_FILE, ModelConfig
@@ -96,7 +98,8 @@ def find_trained_model(named: Path, config: Config) -> TrainedModel:
     if named.is_file():
         if not config.basic.output_dir:
             raise ConfigurationError(f"{named}: `output_dir` is missing, so the trained model cannot be found; set it")
-        folder = config.output_dir
+        url = config.basic.output_dir
+        folder = fetch_model(url, weights=True) if is_url(url) else config.output_dir
     elif named.is_dir():
         folder = named
     else:

@@ -12,8 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from erniekit.config import Config
+from erniekit.config.object_urls import is_url
 from erniekit.data.tokenizers.files import TOKENIZER_FILES
+from erniekit.environment import cache_folder
 from erniekit.errors import ModelFileError
+from erniekit.hub.fetched import fetched
 from erniekit.model.processor_files import PROCESSOR_FILES
 from erniekit.model.storage.model_folder import read_shard_index
 
@@ -177,8 +180,13 @@ def cached_snapshot(model: HubModel, *, weights: bool) -> Path | None:
     return None if folder is None or missing_files(folder, weights=weights) else folder
 
 
+def is_fetched(config: Config) -> bool:
+    """Return whether the model of a configuration is one of a hub or of an object store."""
+    return chosen_hub(config) is not None or is_url(config.basic.model_name_or_path)
+
+
 def local_model_folder(config: Config) -> Path | None:
-    """Return the folder of `model_name_or_path` without fetching anything; None for a hub's model that is not cached.
+    """Return the folder of `model_name_or_path` without fetching anything; None for one elsewhere that is not cached.
 
     Raises:
         ModelFileError: the name cannot be one of its hub.
@@ -187,11 +195,13 @@ def local_model_folder(config: Config) -> Path | None:
 
 
 def find_local_folder(name: str, hub: Hub | None) -> Path | None:
-    """Return the folder of a model, whether it exists or not; None for a hub's model that is not cached.
+    """Return the folder of a model, whether it exists or not; None for one of a hub or of a store that is not cached.
 
     Raises:
         ModelFileError: the name cannot be one of its hub.
     """
+    if is_url(name):
+        return fetched(name, cache_folder())
     folder = Path(name).expanduser()
     if hub is None or folder.is_dir():
         return folder

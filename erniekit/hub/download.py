@@ -17,6 +17,7 @@ from contextlib import ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
 
 from erniekit.config import Config
+from erniekit.config.object_urls import is_url
 from erniekit.data.tokenizers.files import ADDITIONAL_TEMPLATES
 from erniekit.errors import ModelFileError
 from erniekit.hub.cache import (
@@ -36,6 +37,7 @@ from erniekit.hub.cache import (
     missing_files,
     parse_name,
 )
+from erniekit.hub.fetched import fetch_model
 from erniekit.model.storage.model_folder import read_shard_index
 
 logger = logging.getLogger(__name__)
@@ -68,7 +70,7 @@ def model_folder(config: Config, *, weights: bool = False) -> Path:
 def find_model_folder(
     name: str, hub: Hub | None, *, weights: bool = True, parameter: str = "model_name_or_path"
 ) -> Path:
-    """Return the local folder of a model that is named by a path or, where a hub is chosen, by its name there.
+    """Return the local folder of a model that is named by a path, a URL or, where a hub is chosen, its name there.
 
     A folder that exists is taken before any hub is asked. Without a network a complete cached copy is used.
 
@@ -79,6 +81,8 @@ def find_model_folder(
     Raises:
         ModelFileError: there is no such folder or model; says what to download and where to put it.
     """
+    if is_url(name):
+        return fetch_model(name, weights=weights)
     folder = Path(name).expanduser()
     if folder.is_dir():
         if hub is not None:

@@ -18,7 +18,7 @@ from erniekit.build.step_count import cached_step_count
 from erniekit.config import Config
 from erniekit.distributed.rank import end_with_parent
 from erniekit.environment import usable_cores
-from erniekit.hub.cache import chosen_hub
+from erniekit.hub.cache import is_fetched
 
 _process = 0  # its id; 0: there is none
 
@@ -49,7 +49,7 @@ def wait_for_data() -> None:
 def _is_worth_it(config: Config) -> bool:
     """Return whether the data seems new, there is a core for it, and this process can still be copied safely."""
     can_fork = hasattr(os, "fork") and "paddle" not in sys.modules and threading.active_count() == 1
-    alone = "PADDLE_TRAINER_ID" not in os.environ and chosen_hub(config) is None
+    alone = "PADDLE_TRAINER_ID" not in os.environ and not is_fetched(config)
     return can_fork and alone and usable_cores() > 1 and cached_step_count(config) is None
 
 

@@ -21,8 +21,9 @@ from erniekit.config.values import other_device
 from erniekit.distributed.rank import is_rank
 from erniekit.distributed.topology import AXES, Topology, topology_from
 from erniekit.errors import ConfigurationError
-from erniekit.hub.cache import chosen_hub
+from erniekit.hub.cache import is_fetched
 from erniekit.hub.download import model_folder
+from erniekit.hub.fetched import FETCHED
 from erniekit.launch.external import refuse_several_nodes
 from erniekit.launch.local import rank_log_path, spawn, visible_gpus
 from erniekit.launch.watch import Failure, received_signals, root_cause, signal_forwarder, watch
@@ -113,7 +114,7 @@ def run_job(job: Job) -> int:
     Raises:
         UserError: model, data or layout cannot be used; raised before any rank is started.
     """
-    if chosen_hub(job.config) is not None:
+    if is_fetched(job.config):
         model_folder(job.config)  # fetched first, so that there is something to check
     preflight(job.config, world_size=job.nproc)
     prepare(job.config)
@@ -189,7 +190,9 @@ def _run_once(job: Job, resume: bool) -> _Attempt:
             log.write(f"--- {datetime.now():%Y-%m-%d %H:%M:%S} rank {rank} of {job.nproc}\n")
 
     with temp_folder(_REPORTS) as reports, received_signals() as received:
-        ranks = spawn(job.nproc, command, logs=job.logs, reports=reports, gpu=job.gpu)
+        ranks = spawn(
+            job.nproc, command, logs=job.logs, reports=reports, gpu=job.gpu, variables={FETCHED: "1"}
+        )  # what URLs name is here since this process has begun
         try:
             waiting, typed = signal_forwarder(received, ranks), Commands.typed()
 

@@ -19,6 +19,7 @@ from erniekit.build.checkpoint import (
     open_run_folder,
     run_identity,
     shards_of,
+    with_checkpoint_here,
 )
 from erniekit.build.checks import read_generation_config
 from erniekit.build.codec_folder import codec_candidates, differing_codecs
@@ -71,7 +72,7 @@ def run_training(config: Config) -> TrainResult:
         wait_for_data()
         local_data = open_local_data(config, tokenizer, template, topology, rank)  # before ranks wait for each other
         mesh = join_ranks(config, topology)
-        start = Start.broadcast(local_start, mesh.all_gather_object)
+        start = with_checkpoint_here(config, Start.broadcast(local_start, mesh.all_gather_object))
         data = plan_run_data(config, local_data, mesh)
         held_out = None if data.evaluation_plan is None else data.evaluation_plan.dataset
         announce_dense_mask(config, data.plan.dataset, held_out)

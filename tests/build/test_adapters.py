@@ -11,6 +11,7 @@ import pytest
 from erniekit.build import adapters
 from erniekit.config import Config
 from erniekit.errors import CheckpointError, ConfigurationError
+from erniekit.hub.object_store import ObjectFolder
 from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.lora.config import LoraSettings
 
@@ -78,6 +79,27 @@ def test_adapters_name_the_base_that_they_were_trained_on(
     assert adapters.base_name(make_config(**LORA, init_from_checkpoint=str(tmp_path))) == str(tmp_path.resolve())
     assert adapters.base_name(make_config(**LORA, init_from_checkpoint=str(adapter_folder))) == str(tiny_model)
     assert adapters.base_name(make_config(**LORA, model_name_or_path="a/hub")) == "a/hub"
+    assert adapters.base_name(make_config(**LORA, model_name_or_path="s3://b/model")) == "s3://b/model"
+    fetched = make_config(**LORA, init_from_checkpoint="s3://b/start").with_paths(
+        {"init_from_checkpoint": str(tmp_path)}
+    )
+    assert adapters.base_name(fetched) == "s3://b/start", "not where it is on this machine"
+
+
+def test_adapters_know_those_that_they_began_with(
+    store: ObjectFolder, adapter_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ERNIEKIT_CACHE", str(tmp_path / "cache"))
+    run = tmp_path / "run"
+    run.mkdir()
+    assert adapters.parent_adapters(run) is None
+    store.write("first/adapter_config.json", b"{}")
+    for start in (str(adapter_folder), f"{store.url}/first"):
+        (run / "training_config.yaml").write_text(f"lora_path: {start}\n")
+        found = adapters.parent_adapters(run)
+        assert found is not None and (found / "adapter_config.json").is_file()
+    (run / "training_config.yaml").write_text(f"lora_path: {tmp_path}\n")
+    assert adapters.parent_adapters(run) is None
 
 
 def test_settings_that_differ_from_stored_adapters_are_refused(

@@ -12,20 +12,40 @@ from typing import Any
 import pytest
 
 from erniekit.build import checkpoint
-from erniekit.build.checkpoint import LocalModelShard
+from erniekit.build.checkpoint import LocalModelShard, with_checkpoint_here
 from erniekit.config import Config
+from erniekit.hub.object_store import ObjectFolder
+from erniekit.manifest import problems
 from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.builder import build_model
 from erniekit.model.quantization.fp8 import compute_in_fp8, read_averages
 from erniekit.model.quantization.settings import Fp8
 from erniekit.model.randomness import Randomness
+from erniekit.training.checkpoint.resume import Start
 from erniekit.training.checkpoint.sharded import OPTIMIZER, WEIGHTS
+from erniekit.training.checkpoint.stored import upload_folder
 from erniekit.training.collectives import SINGLE_PROCESS
+from tests.object_stores import sealed
 
 TINY = {
     "model_type": "ernie4_5", "vocab_size": 32, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1,
     "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 64, "max_position_embeddings": 64,
 }  # fmt: skip
+
+
+def test_another_machine_downloads_what_the_first_rank_starts_from(
+    store: ObjectFolder, make_config: Callable[..., Config], tmp_path: Path
+) -> None:
+    here, there = tmp_path / "second machine" / "run", Path("/first machine/run/checkpoint-4")
+    upload_folder(store, "checkpoint-4", sealed(tmp_path / "first/checkpoint-4", {"w": "x"}), {})
+    config = make_config(output_dir=store.url).with_paths({"output_dir": str(here)})
+    for start in (Start(None), Start(tmp_path / "first/checkpoint-4")):
+        assert with_checkpoint_here(config, start) is start
+    for _ in range(2):
+        assert with_checkpoint_here(config, Start(there)) == Start(here / "checkpoint-4")
+        assert problems(here / "checkpoint-4", hashes=True) == []
+    own = make_config(output_dir=str(here))
+    assert with_checkpoint_here(own, Start(there)) == Start(there), "which a shared disk has"
 
 
 def test_ranks_exchange_nothing_since_another_one_may_have_failed(tmp_path: Path) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -46,6 +49,45 @@ def test_good_file_shows_values_origins_and_numbers(tmp_path: Path, capsys: pyte
     assert int(parameters.split()[1].replace(",", "")) > 100_000
     assert any(line.startswith("memory about ") and "optimizer" in line for line in lines)
     assert not any(line.startswith("weight_decay") for line in lines)
+
+
+def test_urls_are_checked_without_a_network_and_without_their_libraries(tmp_path: Path) -> None:
+    """The values are shown as they were written, and nothing of fsspec is imported."""
+    file = _write(
+        tmp_path / "sft.yaml",
+        f"model_name_or_path: {TINY}\ncontinue_training: false\noutput_dir: file:///bucket/run\nmax_steps: 2\n"
+        "max_seq_len: 128\n"
+        "train_dataset_path: file:///bucket/train.jsonl\nresume_from_checkpoint: file:///bucket/run/checkpoint-4\n",
+    )
+    program = (
+        "import sys; from erniekit.cli import main; code = main(sys.argv[1:]); "
+        "print(code, {'fsspec', 's3fs', 'numpy', 'paddle'} & set(sys.modules))"
+    )
+    environment = {**os.environ, "ERNIEKIT_CACHE": str(tmp_path / "cache")}
+    for verb in ("train", "eval"):
+        words = [sys.executable, "-c", program, "validate", file, "do_eval=true", f"eval_dataset_path={DATA}"]
+        done = subprocess.run([*words, "--verb", verb], capture_output=True, text=True, cwd=ROOT, env=environment)
+        lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
+        assert lines[-1] == "0 set()", done.stderr
+        assert "output_dir file:///bucket/run sft.yaml:3" in lines
+        assert "train_dataset_path [file:///bucket/train.jsonl] sft.yaml:6" in lines
+        assert not (tmp_path / "cache/object-storage").exists() and not Path("/bucket").exists()
+
+
+def test_the_package_of_a_store_is_missed_before_a_run_begins(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("erniekit.hub.object_store.is_importable", lambda module: module == "fsspec")
+    file = _write(
+        tmp_path / "sft.yaml",
+        f"model_name_or_path: gs://b/model\noutput_dir: s3://b/run\ntrain_dataset_path: {DATA}\nmax_steps: 2\n",
+    )
+    for verb in ("validate", "train"):
+        assert main([verb, file]) == 2
+        told = capsys.readouterr().err
+        assert f"{file}:2: `output_dir`: s3://b/run: URLs of Amazon S3" in told
+        assert "need s3fs: pip install 'erniekit[storage]' s3fs" in told
+        assert f"{file}:1: `model_name_or_path`: gs://b/model: URLs of Google Cloud Storage need gcsfs" in told
 
 
 def test_all_shows_every_parameter(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,9 +6,10 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from erniekit.config.object_urls import is_url, joined
 from erniekit.config.parameter import ConfigBuilder, Derived, parameter, rule, section, when
 from erniekit.config.stages import ALL_STAGES
-from erniekit.config.values import DEVICE, PATH, TEXTS, WORDS, other_device
+from erniekit.config.values import DEVICE, PATH_OR_URL, TEXTS, WORDS, other_device
 
 TRACKERS = ("visualdl", "tensorboard")  # each is opened by `erniekit.training.callbacks.trackers`
 ALL_VERBS = ("train", "eval", "preview", "chat", "generate", "speak", "export", "server")
@@ -34,8 +35,9 @@ class BasicParameters:
         "The folder of the model: `config.json`, the weights in safetensors files (not needed when "
         "`continue_training` is false) and the tokenizer's files. The same folder supplies model and tokenizer. With "
         "`from_hf_hub`, `from_aistudio` or `from_modelscope`, a model's name on that hub: `organisation/name`, or "
-        "`organisation/name@revision` for a branch, a tag or a commit. A folder that exists is taken first.",
-        kind=PATH,
+        "`organisation/name@revision` for a branch, a tag or a commit. A folder that exists is taken first. A "
+        "folder of an object store is named by its URL (`s3://bucket/model`).",
+        kind=PATH_OR_URL,
         required_for=("train", "eval", "preview"),
         verbs=ALL_VERBS,
         example="models/ERNIE-4.5-0.3B",
@@ -44,8 +46,9 @@ class BasicParameters:
         "",
         "The folder that receives everything a run leaves behind: checkpoints, the final model with its tokenizer, the "
         "resolved configuration, results and logs. A folder that already holds a run is protected, see "
-        "`overwrite_output_dir`.",
-        kind=PATH,
+        "`overwrite_output_dir`. With a URL of an object store (`s3://bucket/run`) the run works in a folder of the "
+        "cache, and checkpoints are uploaded while it trains; one counts there only once all of it has arrived.",
+        kind=PATH_OR_URL,
         spellings={"none": ""},
         required_for=("train", "codes"),
         verbs=("train", "eval", "export", "codes"),
@@ -198,7 +201,7 @@ class BasicParameters:
         ),
         "The folder of the event files that VisualDL and TensorBoard read. Nothing else is written there. Upstream "
         "writes them into `output_dir` itself.",
-        kind=PATH,
+        kind=PATH_OR_URL,
         verbs=("train",),
         example="output/sft/logs",
     )
@@ -303,6 +306,18 @@ def dropout_warmup_needs_dropout(builder: ConfigBuilder) -> None:
         )
 
 
+@rule("output_dir", "logging_dir")
+def logs_are_beside_the_run(builder: ConfigBuilder) -> None:
+    """A URL as `logging_dir` must lie inside `output_dir`, with which event files are uploaded; and `erniekit codes`
+    writes into a folder of this machine."""
+    folder, logs = builder["output_dir"], builder["logging_dir"]
+    if is_url(folder) and builder.verb == "codes":
+        builder.problem("output_dir", f"`erniekit codes` writes into a folder of this machine, not to {folder}")
+    if is_url(logs) and not logs.startswith(joined(folder, "") + "/"):
+        what = f"{logs} is not inside output_dir, so nothing would upload it"
+        builder.problem("logging_dir", what, "remove it, or write a folder of this machine")
+
+
 @rule("logging_dir", "report_to", verbs=("train",))
 def a_folder_of_logs_needs_a_logger(builder: ConfigBuilder) -> None:
     """`logging_dir` has no effect with `report_to: none`."""
@@ -328,6 +343,7 @@ SECTION = section(
     rules=(
         something_to_do,
         dropout_warmup_needs_dropout,
+        logs_are_beside_the_run,
         a_folder_of_logs_needs_a_logger,
         template_variables_are_named,
         other_devices_have_never_been_run,

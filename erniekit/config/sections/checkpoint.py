@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from erniekit.config.parameter import ConfigBuilder, parameter, rule, section, when
-from erniekit.config.values import PATH, PATH_OR_BOOLEAN, WORDS
+from erniekit.config.values import PATH_OR_BOOLEAN, PATH_OR_URL, WORDS
 
 # The flags of `unified_checkpoint_config`: which ones exclude each other, and when one has no effect.
 
@@ -103,8 +103,8 @@ class CheckpointParameters:
     resume_from_checkpoint: str | bool = parameter(
         False,
         "Continue an interrupted run: weights, optimizer, schedule and the position in the data continue exactly "
-        "where the checkpoint was written. A path names one checkpoint folder, true takes the newest complete one "
-        "in `output_dir`.",
+        "where the checkpoint was written. A path or a URL names one checkpoint folder, true takes the newest "
+        "complete one in `output_dir`.",
         kind=PATH_OR_BOOLEAN,
         example=True,
     )
@@ -112,7 +112,7 @@ class CheckpointParameters:
         "",
         "Start a new run from the weights of a checkpoint folder; optimizer, schedule and data start from the "
         "beginning.",
-        kind=PATH,
+        kind=PATH_OR_URL,
         example="output/sft/checkpoint-100",
     )
     unified_checkpoint: bool = parameter(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from erniekit.config.parameter import ConfigBuilder, parameter, rule, section, when
-from erniekit.config.values import PATH
+from erniekit.config.values import PATH_OR_URL
 
 REFERENCE_FREE_LOSSES = ("simpo", "orpo")
 SMOOTHED_LOSSES = ("sigmoid", "robust", "simpo")
@@ -105,7 +105,7 @@ class DpoParameters:
         "",
         "The reference model: a folder, or a name on the hub as for `model_name_or_path`. It must use the same "
         "tokenizer. Empty means the model that the run starts from.",
-        kind=PATH,
+        kind=PATH_OR_URL,
         example="output/sft",
     )
     reference_model: str = parameter(

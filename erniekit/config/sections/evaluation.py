@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from erniekit.config.parameter import ConfigBuilder, Derived, parameter, renamed, rule, section, when
 from erniekit.config.sections.sources import FORMATS, agree_on_sources, source_kinds
 from erniekit.config.stages import ANSWERING_STAGES, STAGES, stages_by_answer_metrics, stages_by_metrics
-from erniekit.config.values import NUMBERS, PATH, PATHS
+from erniekit.config.values import NUMBERS, PATH, PATHS_OR_URLS
 
 ANSWER_METRICS = tuple(dict.fromkeys(name for stage in STAGES.values() for name in stage.answer_metrics))
 METRICS = tuple(dict.fromkeys([*(name for stage in STAGES.values() for name in stage.metrics), *ANSWER_METRICS]))
@@ -35,8 +35,8 @@ class EvaluationParameters:
     eval_dataset_path: tuple[str, ...] = parameter(
         (),
         "The file or files of held-out records; required when `do_eval` evaluates, unless `eval_split` holds some out. "
-        "Several are separated by commas or written as a YAML list.",
-        kind=PATHS,
+        "Several are separated by commas or written as a YAML list; URLs as in `train_dataset_path`.",
+        kind=PATHS_OR_URLS,
         excludes=("eval_split",),
         needs=when("do_eval"),
         example="data/sft-eval.jsonl",

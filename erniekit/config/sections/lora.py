@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from erniekit.config.parameter import ConfigBuilder, parameter, rule, section, shorthand, when
-from erniekit.config.values import INTEGERS, PATH, WORDS, format_value
+from erniekit.config.values import INTEGERS, PATH_OR_URL, WORDS, format_value
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class LoraParameters:
         "",
         "A folder of adapters to start from, in PEFT's or paddlenlp's format; empty starts from new ones. The folder "
         "then determines rank, alpha and the other settings; different values in the configuration are errors.",
-        kind=PATH,
+        kind=PATH_OR_URL,
         needs=when("lora"),
         verbs=("train", "eval", "chat", "generate", "export"),
         example="output/lora",

@@ -8,7 +8,7 @@ from erniekit.config.parameter import ConfigBuilder, Derived, parameter, renamed
 from erniekit.config.sections.schedule_rules import SCHEDULE_RULES
 from erniekit.config.sections.sources import FORMATS, agree_on_sources, source_kinds
 from erniekit.config.stages import WORD_STAGES, stages_by_learning_rate
-from erniekit.config.values import EPOCHS, NUMBERS, PATH, PATHS, WORDS
+from erniekit.config.values import EPOCHS, NUMBERS, PATH, PATHS_OR_URLS, WORDS
 
 DATA_VERBS = ("train", "preview")
 RECORD_VERBS = (*DATA_VERBS, "codes")
@@ -36,8 +36,9 @@ class TrainingParameters:
         (),
         "The file or files of training records (JSON lines, JSON, Parquet, CSV, TSV or plain text), or data sets of "
         "the Hugging Face hub (`org/name`, `org/name:split`, `org/name:config/split`); required for training, for "
-        "`erniekit preview` and for `erniekit codes`. Several are separated by commas or written as a YAML list.",
-        kind=PATHS,
+        "`erniekit preview` and for `erniekit codes`. Several are separated by commas or written as a YAML list. A URL "
+        "of an object store (`s3://`, `gs://`, `az://`, `oss://`) names a file or a folder that is downloaded once.",
+        kind=PATHS_OR_URLS,
         verbs=RECORD_VERBS,
         example="data/sft-train.jsonl",
     )
@@ -52,8 +53,8 @@ class TrainingParameters:
         (),
         "The folder or folders below which the recordings of training and evaluation records lie; their relative paths "
         "are relative to it, to the first in which the file is. A path that leaves these folders is refused. Empty "
-        "means the folder of each data file.",
-        kind=PATHS,
+        "means the folder of each data file. A folder of an object store, by its URL, is downloaded once, as a whole.",
+        kind=PATHS_OR_URLS,
         stages=WORD_STAGES,
         verbs=("train", "eval", "preview", "generate", "codes"),
         example="/data/recordings",

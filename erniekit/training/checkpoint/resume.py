@@ -218,6 +218,7 @@ def _names(folders: list[Path]) -> str:
 # The settings that a resumed run must share with the interrupted one, and the messages about differences.
 
 IDENTITY_FILE = "run_identity.json"  # of a checkpoint
+CONFIG_FILE = "training_config.yaml"  # of a checkpoint, and of an output folder, which gets it when training begins
 _ROWS, _MICRO_BATCHES = "per_device_train_batch_size", "gradient_accumulation_steps"
 _DISPLAY_NAMES = {_MICRO_BATCHES: "gradient_accumulation_steps (times the data-parallel ranks)"}
 _UNSAID = {"precision": "float32"}  # settings that are recorded only where they have another value

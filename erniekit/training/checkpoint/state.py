@@ -39,7 +39,7 @@ from erniekit.training.checkpoint.atomic_folder import checkpoint_name
 from erniekit.training.checkpoint.manifest import atomic_write_text
 from erniekit.training.checkpoint.master_weights import SEPARATE_MASTER_WEIGHTS, MasterWeightPolicy, load_master_weights
 from erniekit.training.checkpoint.quantized_state import CompressedState, MomentFormat, decompressed, moment_format_of
-from erniekit.training.checkpoint.resume import IDENTITY_FILE, RunIdentity
+from erniekit.training.checkpoint.resume import CONFIG_FILE, IDENTITY_FILE, RunIdentity
 from erniekit.training.checkpoint.sharded import (
     NO_SHARDS,
     OPTIMIZER,
@@ -66,7 +66,6 @@ from erniekit.training.optim.adamw import (
 logger = logging.getLogger(__name__)
 
 STATE_FILE = "trainer_state.json"
-CONFIG_FILE = "training_config.yaml"
 _TRAINER_FILES = (
     "optimizer*.safetensors", "beside_model*.safetensors", STATE_FILE, IDENTITY_FILE, CONFIG_FILE, MANIFEST, RANKS_FILE,
 )  # fmt: skip
