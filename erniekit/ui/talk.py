@@ -17,7 +17,7 @@ from typing import IO, Any, NamedTuple
 from erniekit.errors import ConfigurationError
 from erniekit.launch.local import free_port
 from erniekit.ui.models import abilities
-from erniekit.ui.secret_words import masked
+from erniekit.ui.secret_words import MASK, masked
 from erniekit.ui.workspace import Workspace
 
 HOST = "127.0.0.1"
@@ -75,7 +75,12 @@ class Talk:
         if state == "loading" and self._is_healthy():
             state = "ready"
         said = self._said() if state in ("loading", "failed") else ""
-        return {"model": self._model, "state": state, "said": masked(said), **self._abilities}
+        return {
+            "model": self._model,
+            "state": state,
+            "said": masked(said.replace(self._key, MASK) if self._key else said),
+            **self._abilities,
+        }
 
     def stop(self) -> None:
         """End the process, if there is one."""
