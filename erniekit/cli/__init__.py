@@ -62,7 +62,7 @@ OTHER_VERBS = {
     "info": "env",
 }
 _NO_SERVER = (
-    "a server and a web interface come with the next release; today `erniekit chat` and `erniekit generate` answer, "
+    "a server comes with the next release; today `erniekit chat` and `erniekit generate` answer, "
     "and servers such as vLLM load the folder that `erniekit export` writes (docs/serving.md)"
 )
 MISSING_VERBS = dict.fromkeys(("serve", "server", "api", "deploy"), _NO_SERVER)

@@ -18,7 +18,7 @@ from erniekit.errors import ConfigurationError, UserError
 from erniekit.ui.workspace import Workspace
 from erniekit.ui.yaml_text import written_values
 
-_NAMED = re.compile(r"`(\w+)`")
+_NAMED = (re.compile(r"`(\w+)`"), re.compile(r"\b[a-z]+(?:_[a-z0-9]+)+\b"))  # of a parameter in a message
 _LINE = re.compile(r":(\d+): ")
 
 
@@ -96,7 +96,7 @@ def _problem(text: str, name: str, line: int) -> dict[str, Any]:
 
 def _told(text: str) -> dict[str, Any]:
     """Return a message of a check; it belongs to the first parameter that it names."""
-    named = next((name for name in _NAMED.findall(text) if name in PARAMETERS), "")
+    named = next((name for pattern in _NAMED for name in pattern.findall(text) if name in PARAMETERS), "")
     line = _LINE.search(text)
     return _problem(text, named, int(line[1]) if line else 0)
 

@@ -61,6 +61,8 @@ def save_configuration(workspace: Workspace, name: str, text: str, version: str)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic_write_bytes(path, text.encode())
+    except UnicodeEncodeError:
+        raise ConfigurationError(f"{name}: the text has half characters, which no file can hold") from None
     except OSError as error:
         raise ConfigurationError(f"{name}: cannot be written: {error.strerror}") from None
     return read_configuration(workspace, name)

@@ -37,7 +37,7 @@ def with_value(text: str, parameter: Parameter, value: str | None) -> str:
     key, node = found[0]
     if text[text.rfind("\n", 0, key.start_mark.index) + 1 : key.start_mark.index].strip():
         raise ConfigurationError(f"`{parameter.name}` does not begin a line; change it in the text")
-    end = _end(node)
+    end = _end(text, node)
     if value is None:
         newline = text.find("\n", end)
         rest = "" if newline < 0 else text[newline + 1 :]
@@ -59,18 +59,22 @@ def _pairs(text: str) -> list[tuple[yaml.Node, yaml.Node]]:
     return list(root.value)
 
 
-def _end(node: yaml.Node) -> int:
+def _end(text: str, node: yaml.Node) -> int:
     """Return where a value ends. PyYAML lets a block end where the next line begins, behind comments."""
-    if isinstance(node, yaml.SequenceNode) and not node.flow_style and node.value:
-        return _end(node.value[-1])
-    return int(node.end_mark.index)
+    end = int(node.end_mark.index)
+    if isinstance(node, yaml.SequenceNode) and not node.flow_style:
+        lines = text[:end].splitlines(keepends=True)
+        while not lines[-1].strip() or lines[-1].lstrip().startswith("#"):
+            end -= len(lines.pop())
+        end -= len(lines[-1]) - len(lines[-1].rstrip())
+    return end
 
 
 def _shown(node: yaml.Node) -> str:
     if isinstance(node, yaml.ScalarNode):
         return str(node.value)
-    if isinstance(node, yaml.SequenceNode):
-        return ", ".join(_shown(item) for item in node.value)
+    if isinstance(node, yaml.SequenceNode):  # of scalars: an item may contain itself
+        return ", ".join(str(item.value) for item in node.value if isinstance(item, yaml.ScalarNode))
     return ""
 
 
@@ -81,7 +85,7 @@ def _rendered(parameter: Parameter, value: str) -> str:
         node = yaml.compose(f"x: {plain}", Loader=yaml.SafeLoader).value[0][1]
     except (yaml.YAMLError, AttributeError, IndexError, RecursionError):
         return _quoted(value)
-    if "\n" in plain or not plain:
+    if len(plain.splitlines()) != 1:
         return _quoted(value)
     if isinstance(node, yaml.SequenceNode) and not parameter.kind.is_text:
         return plain
@@ -91,4 +95,5 @@ def _rendered(parameter: Parameter, value: str) -> str:
 
 
 def _quoted(value: str) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    quoted = json.dumps(value, ensure_ascii=False)
+    return "".join(letter if letter.isprintable() else f"\\U{ord(letter):08x}" for letter in quoted)
