@@ -77,7 +77,9 @@ def test_form_and_text_follow_each_other(open_page: Open) -> None:
     expect(field).to_have_value("4")
     field.fill("many")
     expect(text).to_have_value(CONFIGURATION.replace("max_steps: 4", "max_steps: many"))
-    expect(page.locator("#field-max_steps-problem")).to_have_text("`max_steps`: expected an integer, got many")
+    expect(page.locator("#field-max_steps-problem")).to_have_text(
+        "sft.yaml:9: `max_steps`: expected an integer, got many"
+    )
     expect(field).to_have_attribute("aria-invalid", "true")
     expect(page.get_by_role("button", name="Start run")).to_be_disabled()
     text.fill(CONFIGURATION.replace("max_steps: 4", "max_steps: 7"))
@@ -105,7 +107,7 @@ def test_by_keyboard_alone_a_run_is_configured(open_page: Open) -> None:
     outline = "getComputedStyle(document.activeElement).outlineStyle"
     assert page.evaluate(outline) == "solid"
     page.keyboard.type("packing")
-    page.wait_for_function("document.querySelectorAll('.field').length < 40")
+    expect(page.locator("form h2[role=status]")).to_be_visible()
     for _ in range(30):
         page.keyboard.press("Tab")
         if page.evaluate("document.activeElement.id") == "field-packing":
@@ -161,7 +163,7 @@ def test_a_run_is_started_watched_and_ended(open_page: Open, work: Path) -> None
     page.get_by_label("New learning rate").fill("5e-4")
     page.keyboard.press("Enter")
     expect(page.locator("#told")).to_contain_text("`lr 0.0005` will be read")
-    page.wait_for_function(f"document.querySelector('figure svg').getAttribute('aria-label') !== {before!r}")
+    expect(page.locator("figure svg").first).not_to_have_attribute("aria-label", before)
     page.get_by_role("button", name="Quit (saves)").click()
     expect(page.locator(".card > .talk .badge")).to_have_text("ended", timeout=60_000)
     expect(page.get_by_role("button", name="Quit (saves)")).to_be_hidden()
@@ -188,12 +190,14 @@ def test_a_recording_is_made_sent_and_played(open_page: Open, monkeypatch: pytes
     page.get_by_role("button", name="Stop recording").click()
     sound = page.locator("form audio")
     expect(sound).to_be_visible()
-    data = bytes(
-        page.evaluate("fetch(document.querySelector('form audio').src).then((r) => r.bytes()).then((b) => [...b])")
-    )
-    assert data[:4] == b"RIFF" and struct.unpack("<I", data[4:8])[0] == len(data) - 8 > 8000
-    page.wait_for_function("document.querySelector('form audio').duration > 0.3")
-    page.get_by_role("button", name="Send").click()
+    loaded = """(audio) => new Promise((done) => audio.duration ? done() : (audio.onloadedmetadata = done))
+      .then(() => audio.duration)"""
+    assert sound.evaluate(loaded) > 0.3
+    with page.expect_request("**/v1/audio/transcriptions") as sent:
+        page.get_by_role("button", name="Send").click()
+    body = sent.value.post_data_buffer
+    data = body[body.index(b"RIFF") :]
+    assert struct.unpack("<I", data[4:8])[0] > 8000
     expect(page.locator(".turn.assistant")).to_contain_text("1 recording")
     assert page.locator(".turn.user audio").count() == 1
 

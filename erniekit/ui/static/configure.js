@@ -85,7 +85,7 @@ export async function show(main, signal) {
     verdict.className = `note ${answer.valid ? "good" : "bad"}`;
     const count = answer.problems.length;
     fill(verdict, answer.valid ? "Valid: this run can begin." : count === 1 ? "1 problem" : `${count} problems`);
-    fill(problems, answer.problems.map((problem) => h("li", {}, problem.name && byName.has(problem.name) ? h("button", { type: "button", class: "link", onclick: () => goTo(problem.name) }, problem.name) : null, problem.line ? ` line ${problem.line}: ` : " ", problem.text)));
+    fill(problems, answer.problems.map((problem) => h("li", {}, problem.name && byName.has(problem.name) ? h("button", { type: "button", class: "link", onclick: () => goTo(problem.name) }, problem.name) : null, " ", problem.text)));
     fill(notes, answer.notes.length ? h("details", {}, h("summary", {}, `${answer.notes.length} notes: what was expanded, changed or has no effect`), h("p", { class: "note warn" }, answer.notes.join("\n"))) : null);
     saving.disabled = !isChanged() && name.value === current.path;
     starting.disabled = !answer.valid;
