@@ -9,6 +9,7 @@ from pathlib import Path
 
 from erniekit.cli.ranks import parse_with_overrides
 from erniekit.errors import UserError
+from erniekit.web.packages import require_packages
 
 PORT = 8600
 
@@ -36,24 +37,23 @@ def run(arguments: list[str]) -> int:
     for named in (folder, *options.also):
         if not named.expanduser().is_dir():
             raise UserError(f"{named}: there is no such folder; name the one that has your configurations and runs")
-    from erniekit.web.listen import bind, serve
+    require_packages("ui")
+    from erniekit.web.listen import bind, serve, url_of
 
-    listener = bind("127.0.0.1", options.port)
+    listening = bind("127.0.0.1", options.port)
+    listening.listen()  # so that whoever reads the address can connect
     from erniekit.ui.app import make_app
     from erniekit.ui.workspace import Workspace
 
     workspace, token = Workspace.of(folder, tuple(options.also)), secrets.token_urlsafe(24)
     os.chdir(workspace.root)  # paths of configurations are relative to it
-    address = f"http://127.0.0.1:{listener.getsockname()[1]}/#token={token}"
+    address = f"{url_of(listening)}/#token={token}"
+    print(f"the page of {workspace.root} is at\n  {address}\nCtrl-C ends it; runs go on", flush=True)
+    if options.open:
+        import webbrowser
 
-    def ready() -> None:
-        print(f"the page of {workspace.root} is at\n  {address}\nCtrl-C ends it; runs go on", flush=True)
-        if options.open:
-            import webbrowser
-
-            webbrowser.open(address)
-
-    serve(make_app(workspace, token), listener, on_ready=ready)
+        webbrowser.open(address)
+    serve(make_app(workspace, token), listening)
     return 0
 
 

@@ -17,7 +17,6 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from erniekit import __version__
 from erniekit.config.registry import PARAMETERS
@@ -30,11 +29,10 @@ from erniekit.ui.secret_words import masked
 from erniekit.ui.talk import PATHS, Talk, body_of, passed_headers
 from erniekit.ui.workspace import OutsideError, Workspace
 from erniekit.ui.yaml_text import with_value
-from erniekit.web.access import Guard
+from erniekit.web.access import App, Guard, Message, Receive, Scope, Send
 
 STATIC = Path(__file__).parent / "static"
 MOST_BYTES = 64_000_000  # of a request: a recording of half an hour; a configuration has at most 1 MB
-HOSTS = ("127.0.0.1", "localhost", "[::1]")
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; media-src 'self' blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -47,7 +45,7 @@ HEADERS = {
 }
 
 
-def make_app(workspace: Workspace, token: str) -> ASGIApp:
+def make_app(workspace: Workspace, token: str) -> App:
     """Return the application for one working folder, which only who knows the token can use."""
     talk = Talk(workspace)
 
@@ -61,14 +59,14 @@ def make_app(workspace: Workspace, token: str) -> ASGIApp:
         routes=[
             Route("/", _index),
             Mount("/static", StaticFiles(directory=STATIC)),
-            Mount("/api", Guard(api, hosts=HOSTS, api_key=token, max_body_bytes=MOST_BYTES)),
+            Mount("/api", Guard(api, api_key=token, max_body_bytes=MOST_BYTES)),
         ],
         lifespan=lifespan,
     )
-    return _with_headers(Guard(page, hosts=HOSTS, max_body_bytes=MOST_BYTES))
+    return _with_headers(Guard(page, max_body_bytes=MOST_BYTES))
 
 
-def _with_headers(app: ASGIApp) -> ASGIApp:
+def _with_headers(app: App) -> App:
     """Add `HEADERS` to every answer."""
     added = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
 

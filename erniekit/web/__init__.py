@@ -1,1 +1,1 @@
-"""What `erniekit server` and `erniekit ui` share: who may ask, and how a port is listened on."""
+"""What every web service of ERNIEKit needs: a socket to listen on, a clean end, and who may ask. Starlette, no Paddle."""

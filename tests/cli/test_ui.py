@@ -43,7 +43,8 @@ def test_the_page_is_served_until_a_signal(tmp_path: Path) -> None:
         with pytest.raises(urllib.error.HTTPError):
             urllib.request.urlopen(f"{address}/api/session")
         second = subprocess.run([*command[:-1], port], capture_output=True, text=True)
-        assert second.returncode == 2 and port in second.stderr and "Traceback" not in second.stderr
+        assert second.returncode == 2 and port in second.stderr and "listens there" in second.stderr
+        assert "Traceback" not in second.stderr
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=20)
         assert process.returncode in (0, 130) and "Traceback" not in errors and token not in errors

@@ -22,7 +22,7 @@ def test_names_of_this_machine_are_served(client: TestClient, host: str) -> None
     assert client.get("/", headers={"Host": host}).status_code == 200
 
 
-@pytest.mark.parametrize("origin", ["http://evil.example", "https://127.0.0.1:8600", "http://127.0.0.1:9999", "null"])
+@pytest.mark.parametrize("origin", ["http://evil.example", "http://127.0.0.1:9999", "null"])
 def test_other_origins_are_refused(client: TestClient, origin: str) -> None:
     assert client.post("/api/check", json={"text": ""}, headers={"Origin": origin}).status_code == 403
     assert client.get("/api/session", headers={"Origin": origin}).status_code == 403
