@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from glob import escape
 from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO, Protocol
@@ -92,12 +93,18 @@ def write_sound(target: Path, sound: np.ndarray, sampling_rate: int, form: str =
     """Write float32 [samples] of one channel as 16-bit samples into a file, complete or not at all.
 
     Raises:
-        DataError: soundfile is missing.
+        DataError: soundfile is missing, or the file cannot be written.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if form == "raw":
-        write_whole(target, samples_of(sound))
-        return
+    content = samples_of(sound) if form == "raw" else _encoded(sound, sampling_rate, form)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(target, content)
+    except OSError as error:
+        raise DataError(f"{target} cannot be written: {error.strerror or error}") from None
+
+
+def _encoded(sound: np.ndarray, sampling_rate: int, form: str) -> memoryview:
+    """Return the bytes of a file of sound."""
     try:
         import soundfile
     except (ImportError, OSError) as error:
@@ -105,7 +112,7 @@ def write_sound(target: Path, sound: np.ndarray, sampling_rate: int, form: str =
     content = BytesIO()
     samples = np.frombuffer(samples_of(sound), "<i2")
     soundfile.write(content, samples, sampling_rate, subtype="PCM_16", format=form.upper())
-    write_whole(target, content.getbuffer())
+    return content.getbuffer()
 
 
 def samples_of(sound: np.ndarray) -> bytes:
@@ -141,8 +148,12 @@ def file_targets(output: Path, names: Sequence[str], form: str, *, pieces: bool 
         raise DataError(f"--output {output}: is not a folder; a file of sound ends with {suffix}")
     else:
         targets = [output / f"{name}{suffix}" for name in names]
-    for target in targets:
-        first = target.with_name(f"{target.stem}-01{suffix}") if pieces else target
-        if first.exists():
-            raise DataError(f"--output: {first} is there already and is never overwritten; name another one")
+    names_of = dict[Path, int]()
+    for number, target in enumerate(targets, start=1):
+        if (other := names_of.setdefault(target, number)) != number:
+            raise DataError(f"--output: {target} would be the file of text {other} and of text {number}; change an id")
+        pattern = f"{escape(target.stem)}-[0-9][0-9]*{suffix}"
+        there = next(iter(sorted(target.parent.glob(pattern))), None) if pieces else target
+        if there is not None and there.exists():
+            raise DataError(f"--output: {there} is there already and is never overwritten; name another one")
     return targets
