@@ -19,6 +19,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from erniekit import __version__
+from erniekit.config import Config
 from erniekit.config.registry import PARAMETERS
 from erniekit.errors import ConfigurationError, UserError
 from erniekit.ui import commands, files, models, runs
@@ -120,6 +121,10 @@ def _endpoints(workspace: Workspace, talk: Talk) -> list[Route]:
     def command(values: dict[str, Any]) -> dict[str, Any]:
         return {"told": runs.send_command(workspace, _text(values, "output"), _text(values, "command"))}
 
+    def stopped(values: dict[str, Any]) -> dict[str, Any]:
+        talk.stop()
+        return talk.state()
+
     async def preview(request: Request) -> Response:
         values = await _values(request)
         await run_in_threadpool(_valid, values, workspace, None)
@@ -155,7 +160,7 @@ def _endpoints(workspace: Workspace, talk: Talk) -> list[Route]:
         ("GET", "/models"): lambda values: models.model_folders(workspace),
         ("GET", "/talk"): lambda values: talk.state(),
         ("POST", "/talk/start"): lambda values: talk.start(_text(values, "folder")),
-        ("POST", "/talk/stop"): lambda values: (talk.stop(), talk.state())[1],
+        ("POST", "/talk/stop"): stopped,
     }
     routes = [Route(path, _endpoint(work), methods=[method]) for (method, path), work in calls.items()]
     routes.append(Route("/preview", preview, methods=["POST"]))
@@ -196,7 +201,7 @@ def _number(values: dict[str, Any], name: str, least: int, most: int) -> int:
     return value
 
 
-def _valid(values: dict[str, Any], workspace: Workspace, ranks: int | None) -> Any:
+def _valid(values: dict[str, Any], workspace: Workspace, ranks: int | None) -> Config:
     """Return the configuration of a request.
 
     Raises:

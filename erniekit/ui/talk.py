@@ -9,10 +9,13 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from socket import SHUT_RDWR, socket
 from typing import IO, Any, NamedTuple
+
+from anyio import to_thread
 
 from erniekit.errors import ConfigurationError
 from erniekit.launch.local import free_port
@@ -46,6 +49,7 @@ class Talk:
         self._process: subprocess.Popen[bytes] | None = None
         self._output: IO[bytes] | None = None
         self._model, self._abilities, self._port, self._key = "", dict[str, bool](), 0, ""
+        self._turn = threading.Lock()  # two requests do not start or end it at once
 
     def start(self, folder: str) -> dict[str, Any]:
         """Start to answer for another model; return `state`.
@@ -54,7 +58,12 @@ class Talk:
             UserError: it is no model folder, or lies elsewhere.
         """
         found = abilities(self._workspace, folder)
-        self.stop()
+        with self._turn:
+            self._end()
+            self._begin(folder, found)
+        return self.state()
+
+    def _begin(self, folder: str, found: dict[str, bool]) -> None:
         self._model, self._abilities = folder, found
         self._port, self._key = free_port(HOST), secrets.token_urlsafe(32)
         self._output = tempfile.TemporaryFile()  # noqa: SIM115
@@ -67,7 +76,6 @@ class Talk:
             start_new_session=True,
             env={**os.environ, KEY_VARIABLE: self._key, "PYTHONUNBUFFERED": "1"},
         )
-        return self.state()
 
     def state(self) -> dict[str, Any]:
         """Return the model with `state`: "none", "loading", "ready" or "failed", and what the process said last."""
@@ -84,6 +92,10 @@ class Talk:
 
     def stop(self) -> None:
         """End the process, if there is one."""
+        with self._turn:
+            self._end()
+
+    def _end(self) -> None:
         process, self._process = self._process, None
         if process is not None:
             with suppress(ProcessLookupError):
@@ -136,10 +148,8 @@ class Talk:
 
 async def body_of(answer: Answer) -> AsyncIterator[bytes]:
     """Yield the body as it comes. When the page no longer listens, the connection ends, and with it the decoding."""
-    import anyio
-
     try:
-        while chunk := await anyio.to_thread.run_sync(answer.response.read1, 65536, abandon_on_cancel=True):
+        while chunk := await to_thread.run_sync(answer.response.read1, 65536, abandon_on_cancel=True):
             yield chunk
     finally:
         with suppress(OSError):

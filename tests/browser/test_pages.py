@@ -102,19 +102,25 @@ def test_by_keyboard_alone_a_run_is_configured(open_page: Open) -> None:
     expect(page.locator(".skip")).to_be_focused()
     page.keyboard.press("Enter")
     expect(page.locator("#main")).to_be_focused()
-    page.keyboard.press("Tab")
-    expect(page.locator("#search")).to_be_focused()
+    press_until(page, "file")
+    press_until(page, "search")
     outline = "getComputedStyle(document.activeElement).outlineStyle"
     assert page.evaluate(outline) == "solid"
     page.keyboard.type("packing")
     expect(page.locator("form h2[role=status]")).to_be_visible()
-    for _ in range(30):
-        page.keyboard.press("Tab")
-        if page.evaluate("document.activeElement.id") == "field-packing":
-            break
+    press_until(page, "field-packing")
     page.keyboard.press("t")  # the option `true`
     expect(page.locator("#yaml")).to_have_value("packing: true\n")
     assert page.evaluate(outline) == "solid"
+
+
+def press_until(page: Any, control: str, most: int = 30) -> None:
+    """Press Tab until a control has the focus."""
+    for _ in range(most):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.id") == control:
+            return
+    pytest.fail(f"{control} is not reached with {most} Tabs")
 
 
 @pytest.mark.slow

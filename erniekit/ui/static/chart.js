@@ -114,11 +114,24 @@ const padded = (from, to) => {
 };
 
 function ticks(from, to, log) {
+  if (log) return decades(from, to);
   const rough = (to - from) / 4;
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((each) => each * power).find((each) => each >= rough);
   const found = [];
-  for (let at = Math.ceil(from / step) * step; at <= to; at += step) found.push({ at, text: number(log ? 10 ** at : Math.abs(at) < step / 1e6 ? 0 : at) });
+  for (let at = Math.ceil(from / step) * step; at <= to; at += step) found.push({ at, text: number(Math.abs(at) < step / 1e6 ? 0 : at) });
+  return found;
+}
+
+/** The ticks of a logarithmic axis: 1, 2 and 5 of each power of ten, or the powers alone where those are many. */
+function decades(from, to) {
+  const found = [];
+  for (let power = Math.floor(from); power <= to; power += 1) {
+    for (const digit of to - from > 2 ? [1] : [1, 2, 5]) {
+      const at = Math.log10(digit) + power;
+      if (at >= from && at <= to) found.push({ at, text: number(digit * 10 ** power) });
+    }
+  }
   return found;
 }
 

@@ -2,7 +2,7 @@
 
 import { get, post, request } from "./api.js";
 import { fill, h, heading } from "./dom.js";
-import { base64, record } from "./sound.js";
+import { base64, record, withLength } from "./sound.js";
 import { pieces } from "./stream.js";
 
 const EVERY = 1000; // milliseconds between two looks at a model that is loading
@@ -137,7 +137,6 @@ export async function show(main, signal, asked) {
     add({ role: "user", text: "", sound: clip, content: "" });
     const body = new FormData();
     body.append("file", clip, "recording.wav");
-    body.append("model", choice.value);
     const response = await request("talk/v1/audio/transcriptions", { method: "POST", body, signal: ending });
     const { text } = await response.json();
     add({ role: "assistant", text, content: text });
@@ -147,10 +146,10 @@ export async function show(main, signal, asked) {
   async function speak(words, ending) {
     add({ role: "user", text: words, content: words });
     const response = await ask("audio/speech", { input: words, response_format: "wav" }, ending);
-    add({ role: "assistant", text: "", sound: await response.blob(), content: "" });
+    add({ role: "assistant", text: "", sound: await withLength(await response.blob()), content: "" });
   }
 
-  const ask = (path, values, ending) => request(`talk/v1/${path}`, { method: "POST", body: JSON.stringify({ model: choice.value, ...values }), headers: { "Content-Type": "application/json" }, signal: ending });
+  const ask = (path, values, ending) => request(`talk/v1/${path}`, { method: "POST", body: JSON.stringify(values), headers: { "Content-Type": "application/json" }, signal: ending });
 
   if (asked && models.some(({ folder }) => folder === asked)) choice.value = asked;
   load.disabled = !models.length;

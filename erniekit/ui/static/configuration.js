@@ -66,7 +66,7 @@ export async function chooser(opened) {
   const names = await get("files");
   const options = [["", "new configuration"], ...names.map((name) => [name, name])];
   if (current.path && !names.includes(current.path)) options.push([current.path, current.path]);
-  const select = h("select", { id: "file", "aria-label": "Configuration file" }, options.map(([value, text]) => h("option", { value }, text)));
+  const select = h("select", { id: "file" }, options.map(([value, text]) => h("option", { value }, text)));
   select.value = current.path;
   select.addEventListener("change", async () => {
     if (isChanged() && !confirm("The text has changes that are not saved. Open another one?")) {

@@ -137,15 +137,15 @@ export async function show(main, signal) {
     tellAll();
   }
 
-  const place = h("div", { class: "grow" }, file);
+  const place = h("div", {}, file);
   const resume = h("input", { type: "checkbox", id: "resume" });
+  const labelled = (title, control) => h("div", { class: "grow" }, h("label", { for: control.id || "file" }, title), control);
+  const bar = h("div", { class: "card" },
+    h("div", { class: "row ends" }, labelled("Configuration file", place), labelled("Save as", name), saving, starting),
+    h("div", { class: "row" }, verdict, h("label", { class: "inline" }, resume, "continue from the newest checkpoint")), problems, notes);
   const find = h("div", { class: "card" }, h("label", { for: "search" }, `Search ${everything.length} parameters`), search);
-  const left = h("div", { class: "split-form", role: "region", "aria-label": "Form" }, find, form);
-  const right = h("div", { class: "card yaml" },
-    h("label", { for: "file" }, "Open"), place,
-    h("label", { for: "path" }, "Save as"), h("div", { class: "row" }, h("div", { class: "grow" }, name), saving),
-    h("label", { for: "yaml" }, "YAML"), text, verdict, problems, notes,
-    h("div", { class: "row" }, starting, h("label", { class: "inline" }, resume, "continue from the newest checkpoint")));
-  fill(main, heading("Configure", "Fill in the form or write the YAML; each follows the other. A run is a process of its own: it goes on when this page is closed."), h("div", { class: "split" }, left, right));
+  const left = h("div", { class: "stack", role: "region", "aria-label": "Form" }, find, form);
+  const right = h("div", { class: "card yaml" }, h("label", { for: "yaml" }, "YAML"), text);
+  fill(main, heading("Configure", "Fill in the form or write the YAML; each follows the other. A run is a process of its own: it goes on when this page is closed."), bar, h("div", { class: "split" }, left, right));
   redraw();
 }

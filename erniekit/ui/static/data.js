@@ -11,7 +11,7 @@ export async function show(main, signal) {
   const documents = h("input", { id: "documents", type: "number", min: "1", max: "100", value: "8" });
   const button = h("button", { class: "main" }, "Show the data");
   const form = h("form", { class: "card" }, h("div", { class: "row" },
-    h("div", { class: "grow" }, h("label", { for: "file" }, "Configuration"), await chooser(() => fill(shown, h("p", { class: "empty" }, "Nothing is read yet.")))),
+    h("div", { class: "grow" }, h("label", { for: "file" }, "Configuration file"), await chooser(() => fill(shown, h("p", { class: "empty" }, "Nothing is read yet.")))),
     h("div", {}, h("label", { for: "rows" }, "Packs"), rows),
     h("div", {}, h("label", { for: "documents" }, "Documents of each"), documents),
     h("div", {}, button)));

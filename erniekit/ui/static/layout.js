@@ -21,7 +21,7 @@ export async function show(main, signal) {
   }
   ranks.addEventListener("input", later(draw, 300));
   const form = h("form", { class: "card", onsubmit: (event) => event.preventDefault() }, h("div", { class: "row" },
-    h("div", { class: "grow" }, h("label", { for: "file" }, "Configuration"), await chooser(draw)),
+    h("div", { class: "grow" }, h("label", { for: "file" }, "Configuration file"), await chooser(draw)),
     h("div", { class: "grow" }, h("label", { for: "ranks" }, "Ranks (GPUs, or processes on a CPU)"), ranks)));
   fill(main, heading("Layout and memory", "What each rank would hold, computed without running anything: full rows, the formats of the device, and the measured overhead of a process."), form, shown);
   await draw();

@@ -58,3 +58,12 @@ export async function base64(blob) {
   for (let at = 0; at < bytes.length; at += 0x8000) text += String.fromCharCode(...bytes.subarray(at, at + 0x8000));
   return btoa(text);
 }
+
+/** Return a WAV file whose header says how long it is: one that comes as a stream cannot know when it begins. */
+export async function withLength(blob) {
+  const view = new DataView(await blob.arrayBuffer());
+  if (view.byteLength < 44 || view.getUint32(36) !== 0x64617461) return blob; // "data"
+  view.setUint32(4, view.byteLength - 8, true);
+  view.setUint32(40, view.byteLength - 44, true);
+  return new Blob([view], { type: "audio/wav" });
+}
