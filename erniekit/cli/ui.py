@@ -9,6 +9,7 @@ from pathlib import Path
 
 from erniekit.cli.ranks import parse_with_overrides
 from erniekit.errors import UserError
+from erniekit.terminal import escape_control_characters
 from erniekit.web.packages import require_packages
 
 PORT = 8600
@@ -48,7 +49,8 @@ def run(arguments: list[str]) -> int:
     workspace, token = Workspace.of(folder, tuple(options.also)), secrets.token_urlsafe(24)
     os.chdir(workspace.root)  # paths of configurations are relative to it
     address = f"{url_of(listening)}/#token={token}"
-    print(f"the page of {workspace.root} is at\n  {address}\nCtrl-C ends it; runs go on", flush=True)
+    told = f"the page of {workspace.root} is at\n  {address}\nCtrl-C ends it; runs go on"
+    print(escape_control_characters(told), flush=True)
     if options.open:
         import webbrowser
 
