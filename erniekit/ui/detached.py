@@ -6,6 +6,7 @@ import json
 import os
 import secrets
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from erniekit.errors import ConfigurationError
 from erniekit.ui.workspace import STATE
 
 # The shell outlives a signal to the group, so that it can still write down how the run has ended.
@@ -45,10 +47,13 @@ class Started:
 
 
 def start(command: Sequence[str], root: Path, *, output: str, file: str) -> Started:
-    """Start `erniekit COMMAND` in the working folder, in a session of its own, and write down that it was started."""
+    """Start `erniekit COMMAND` in the working folder, in a session of its own, and write down that it was started.
+
+    Raises:
+        ConfigurationError: it cannot be written down.
+    """
     identity = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
-    folder = root / STATE / identity
-    folder.parent.mkdir(mode=0o700, exist_ok=True)
+    folder = _state_folder(root) / identity
     folder.mkdir(mode=0o700)
     words = ["/bin/sh", "-c", _SHELL, str(folder / _EXIT_CODE), sys.executable, "-m", "erniekit", *command]
     with (folder / _OUTPUT).open("wb") as log:
@@ -69,11 +74,40 @@ def start(command: Sequence[str], root: Path, *, output: str, file: str) -> Star
 
 def started_runs(root: Path) -> list[Started]:
     """Return the runs that this page or an earlier one has started in the working folder, the latest first."""
-    runs = []
+    runs: list[Started] = []
+    if not _is_own(root / STATE):
+        return runs
     for path in sorted((root / STATE).glob(f"*/{_RECORD}"), reverse=True)[:_MOST_RECORDS]:
         with suppress(OSError, ValueError, TypeError):  # a record that nobody has finished, or somebody has changed
             runs.append(Started(**json.loads(path.read_text(encoding="utf-8"))))
     return runs
+
+
+def _state_folder(root: Path) -> Path:
+    """Return the page's own folder, made where it is missing, which git does not see.
+
+    Raises:
+        ConfigurationError: it belongs to somebody else, who could name any process as a run of ours.
+    """
+    folder = root / STATE
+    try:
+        folder.mkdir(mode=0o700)
+        (folder / ".gitignore").write_text("*\n", encoding="utf-8")
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise ConfigurationError(f"{folder}: cannot be written: {error.strerror}") from None
+    if not _is_own(folder):
+        raise ConfigurationError(f"{folder}: is not a folder of yours, so no run is started; remove it")
+    return folder
+
+
+def _is_own(folder: Path) -> bool:
+    try:
+        found = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
 
 
 def is_alive(run: Started) -> bool:

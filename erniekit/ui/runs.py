@@ -93,12 +93,10 @@ def run_parameters(workspace: Workspace, output: str) -> dict[str, Any]:
             continue
         return values if isinstance(values, dict) else {}
     run = _started(workspace, output)
-    if run and (workspace.root / run.file).is_file():
-        try:
-            return Config.load(workspace.root / run.file).resolved()
-        except UserError:
-            return {}
-    return {}
+    try:
+        return Config.load(workspace.inside(run.file)).resolved() if run else {}
+    except UserError:
+        return {}
 
 
 def send_command(workspace: Workspace, output: str, line: str) -> str:

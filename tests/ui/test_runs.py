@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from erniekit.errors import ConfigurationError
 from erniekit.ui import detached
 from erniekit.ui.workspace import STATE
 
@@ -159,3 +160,14 @@ def _wait_until(condition: Any, seconds: float = 20.0) -> None:
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.05)
+
+
+def test_records_in_a_folder_of_somebody_else_are_not_believed(folder: Path) -> None:
+    (folder / "theirs").mkdir()
+    (folder / STATE).symlink_to(folder / "theirs")
+    record = {"id": "x", "output": "out", "file": "a.yaml", "process": 1, "born": detached._born(1), "at": 0.0}
+    (folder / "theirs" / "x").mkdir()
+    (folder / "theirs" / "x" / "run.json").write_text(json.dumps(record))
+    assert detached.started_runs(folder) == []
+    with pytest.raises(ConfigurationError, match="is not a folder of yours"):
+        detached.start(["version"], folder, output="out/x", file="sft.yaml")
