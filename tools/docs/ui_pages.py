@@ -92,8 +92,14 @@ def show(page: Any, name: str) -> None:
         page.get_by_role("button", name="Show the data").click()
         page.wait_for_selector(".document mark")
     elif name == "layout":
-        page.get_by_label("Ranks (GPUs, or processes on a CPU)").fill("4")
-        page.locator(".rank").nth(3).wait_for()
+        page.locator("nav a[href='#/configure']").click()
+        text = page.locator("#yaml")
+        text.fill(text.input_value() + "tensor_parallel_degree: 2\npipeline_parallel_degree: 2\n")
+        page.locator("#field-max_steps").focus()
+        page.wait_for_timeout(1000)
+        page.locator("nav a[href='#/layout']").click()
+        page.get_by_label("Ranks (GPUs, or processes on a CPU)").fill("8")
+        page.locator(".rank").nth(7).wait_for()
     elif name == "runs":
         page.get_by_role("link", name="output/sft-1e-3").click()
         page.locator("figure svg").nth(2).wait_for()

@@ -10,15 +10,15 @@ const MOST_ROWS = 200; // of the table
 
 /**
  * Return a figure. `series`: [{name, colour: 1..8, points: [[step, value]], dots: bool}], of which empty ones are left out.
- * Where all values are above zero and differ tenfold, the axis is logarithmic.
+ * Where all values are above zero and differ tenfold, the axis is logarithmic, unless that is not wanted.
  */
-export function chart(title, series) {
+export function chart(title, series, logarithmic = true) {
   const filled = series.map((each) => ({ ...each, points: each.points.filter(([, value]) => Number.isFinite(value)) })).filter(({ points }) => points.length);
   if (!filled.length) return null;
   const all = filled.flatMap(({ points }) => points);
   const [first, last] = bounds(all.map(([step]) => step));
   const [low, high] = bounds(all.map(([, value]) => value));
-  const log = low > 0 && high / low >= 10;
+  const log = logarithmic && low > 0 && high / low >= 10;
   const scale = log ? Math.log10 : (value) => value;
   const [from, to] = padded(scale(low), scale(high));
   const x = (step) => LEFT + ((step - first) / (last - first || 1)) * (WIDTH - LEFT - RIGHT);
@@ -35,7 +35,7 @@ export function chart(title, series) {
   const said = filled.map(({ name, points }) => `${name} ${number(points.at(-1)[1])} at step ${points.at(-1)[0]}`).join("; ");
   const picture = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", tabindex: "0", "aria-label": `${title}: ${said}` }, grid, below, lines, cursor);
 
-  const readout = h("output", {}, said);
+  const readout = h("output", {}, filled.length === 1 ? said : "");
   const stops = [...new Set(all.map(([step]) => step))].sort((a, b) => a - b);
   let stop = stops.length - 1;
   function read(index) {
@@ -59,7 +59,7 @@ export function chart(title, series) {
     read(stop + moves[event.key]);
   });
 
-  const legend = filled.length > 1 ? h("ul", { class: "legend" }, filled.map(({ name, colour }) => h("li", {}, h("i", { class: `fill c${colour}` }), name))) : null;
+  const legend = filled.length > 1 ? h("ul", { class: "legend" }, filled.map(({ name, colour, points }) => h("li", {}, h("i", { class: `fill c${colour}` }), `${name} `, h("span", { class: "soft" }, number(points.at(-1)[1]))))) : null;
   const numbers = details(filled, stops);
   return h("figure", { class: "chart" }, h("figcaption", {}, title + (log ? " (logarithmic)" : ""), readout), picture, legend, numbers);
 }

@@ -62,3 +62,8 @@ export function figures(pairs) {
 export function heading(title, text, ...actions) {
   return h("div", { class: "head" }, h("div", {}, h("h1", {}, title), h("p", {}, text)), actions.length ? h("div", { class: "row" }, actions) : null);
 }
+
+/** Return a text of a declaration, with what stands in backticks as code. */
+export function prose(text) {
+  return text.split("`").map((part, index) => (index % 2 ? h("code", {}, part) : part));
+}

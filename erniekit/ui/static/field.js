@@ -1,6 +1,6 @@
 // One field of the form: label, control, unit, meaning, and what is wrong with its value.
 
-import { fill, h, later } from "./dom.js";
+import { fill, h, later, prose } from "./dom.js";
 
 /** Return the element of a parameter's field. `set(name, value)` is called with the text, or null for "not set". */
 export function fieldOf(parameter, set) {
@@ -10,7 +10,7 @@ export function fieldOf(parameter, set) {
   const control = kind === "text" ? textControl(parameter, set, id) : choiceControl(name, kind === "boolean" ? ["true", "false"] : choices, set, id);
   control.setAttribute("aria-describedby", described);
   const [first, ...rest] = meaning.split(/(?<=\.) /);
-  const more = h("details", {}, h("summary", {}, first), rest.length ? h("p", {}, rest.join(" ")) : null, attributes(rows));
+  const more = h("details", {}, h("summary", {}, prose(first)), rest.length ? h("p", {}, prose(rest.join(" "))) : null, attributes(rows));
   return h("div", { class: "field", id: `${id}-row` },
     h("label", { for: id }, name),
     h("div", { class: "control" }, control, unit ? h("span", { class: "unit" }, unit) : null),
@@ -20,7 +20,7 @@ export function fieldOf(parameter, set) {
 
 /** Return the attributes of a declaration: type, bounds, where it applies. */
 export function attributes(rows) {
-  return h("dl", { class: "attributes" }, rows.map(([label, text]) => [h("dt", {}, label), h("dd", {}, text.replaceAll("`", ""))]).flat());
+  return h("dl", { class: "attributes" }, rows.map(([label, text]) => [h("dt", {}, label), h("dd", {}, prose(text))]).flat());
 }
 
 function textControl({ name, number, required }, set, id) {

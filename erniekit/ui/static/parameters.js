@@ -2,7 +2,7 @@
 
 import { schema } from "./configuration.js";
 import { attributes } from "./field.js";
-import { fill, h, heading, later } from "./dom.js";
+import { fill, h, heading, later, prose } from "./dom.js";
 
 const MOST = 80;
 
@@ -30,5 +30,5 @@ export async function show(main, signal, asked) {
 }
 
 function entry({ name, meaning, rows, title, example }) {
-  return h("article", { class: "sample", id: `parameter-${name}` }, h("h3", {}, h("code", {}, name), h("span", { class: "soft small" }, `  ${title}`)), h("p", {}, meaning.replaceAll("`", "")), attributes(rows), example ? h("pre", { class: "note" }, example) : null);
+  return h("article", { class: "sample", id: `parameter-${name}` }, h("h3", {}, h("code", {}, name), h("span", { class: "soft small" }, `  ${title}`)), h("p", {}, prose(meaning)), attributes(rows), example ? h("pre", { class: "note" }, example) : null);
 }

@@ -31,6 +31,7 @@ export async function show(main, signal, chosen) {
       if (box.checked) compared.add(run.output);
       else compared.delete(run.output);
       if (compared.size > MOST_COMPARED) compared.delete([...compared][0]);
+      for (const other of list.children) other.classList.toggle("chosen", compared.size ? other.querySelector("input").checked : other.querySelector("a").textContent === chosen);
       compare();
     });
     const link = h("a", { href: `#/runs/${encodeURIComponent(run.output)}`, "aria-current": run.output === chosen ? "true" : null }, run.output);
@@ -116,7 +117,7 @@ function viewOf(output) {
     const judged = records.findLast((record) => record.eval_loss !== undefined) ?? {};
     if (run.total && latest.step) fill(progress, h("label", { class: "small soft" }, `step ${number(latest.step)} of ${number(run.total)}`, h("progress", { max: String(run.total), value: latest.step })));
     fill(top, figures([["step", latest.step && number(latest.step)], ["epoch", latest.epoch && number(latest.epoch)], ["loss", latest.loss !== undefined && number(latest.loss)], ["held-out loss", judged.eval_loss !== undefined && number(judged.eval_loss)], ["learning rate", latest.learning_rate !== undefined && number(latest.learning_rate)], ["tokens/s", latest.tokens_per_second !== undefined && number(latest.tokens_per_second)]].filter(([, value]) => value)));
-    if (changed) fill(charts, CURVES.map(([title, names]) => chart(title, names.map((name, index) => ({ name: LABELS[name], colour: index + 1, dots: name.startsWith("eval_"), points: pointsOf(records, name) })))));
+    if (changed) fill(charts, CURVES.map(([title, names]) => chart(title, names.map((name, index) => ({ name: LABELS[name], colour: index + 1, dots: name.startsWith("eval_"), points: pointsOf(records, name) })), names[0] !== "learning_rate")));
     const stays = said.scrollTop + said.clientHeight < said.scrollHeight - 30;
     if (said.textContent !== run.output_tail) fill(said, run.output_tail);
     if (!stays) said.scrollTop = said.scrollHeight;
@@ -169,7 +170,7 @@ async function comparison(outputs) {
   const parameters = await Promise.all(outputs.map((output) => get("run/parameters", { output })));
   const names = ["loss", "eval_loss", "learning_rate", "tokens_per_second", "grad_norm"];
   const titles = { loss: "Training loss", eval_loss: "Held-out loss", learning_rate: "Learning rate", tokens_per_second: "Tokens per second", grad_norm: "Gradient norm" };
-  const charts = names.map((name) => chart(titles[name], states.map(({ output, records }, index) => ({ name: output, colour: index + 1, dots: name === "eval_loss", points: pointsOf(records, name) }))));
+  const charts = names.map((name) => chart(titles[name], states.map(({ output, records }, index) => ({ name: output, colour: index + 1, dots: name === "eval_loss", points: pointsOf(records, name) })), name !== "learning_rate"));
   const all = [...new Set(parameters.flatMap(Object.keys))].sort();
   const differing = all.filter((name) => new Set(parameters.map((values) => JSON.stringify(values[name] ?? null))).size > 1);
   const last = (records, name) => pointsOf(records, name).at(-1)?.[1];
