@@ -15,14 +15,14 @@ from erniekit.config import Config
 from erniekit.errors import ConfigurationError, UserError
 from erniekit.training.callbacks.files import EVALUATION_FILE, LOG_FILE, TRAINING_FILE
 from erniekit.training.checkpoint.lock import is_locked
-from erniekit.training.checkpoint.state import CONFIG_FILE
 from erniekit.training.control import forward_commands, parse
 from erniekit.ui.check import check_text
 from erniekit.ui.detached import Started, exit_code, is_alive, output_tail, start, started_runs, terminate
 from erniekit.ui.secret_words import masked
 from erniekit.ui.workspace import CONFIGURATIONS, OutsideError, Workspace
 
-SAMPLES_FILE = "eval_samples.jsonl"  # of inference/answer_eval.py, which needs Paddle
+# Of inference/answer_eval.py and training/checkpoint/state.py, which need Paddle.
+SAMPLES_FILE, CONFIG_FILE = "eval_samples.jsonl", "training_config.yaml"
 MOST_SAMPLES, MOST_RECORDS = 50, 20_000
 _PROGRESS = re.compile(r"step \d+/(\d+) ")
 

@@ -22,6 +22,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 UNAUTHORIZED, FORBIDDEN, TOO_LARGE = 401, 403, 413
+DRAINED_BYTES = 64 << 20  # of a body that is too large: a client that still sends would not hear the answer
 ERROR_TYPES = {  # as OpenAI names them
     UNAUTHORIZED: "authentication_error",
     FORBIDDEN: "permission_error",
@@ -81,6 +82,8 @@ class Guard:
             return
         headers = {name.lower(): value.decode("latin-1") for name, value in scope["headers"]}
         if (refusal := self._refusal(scope["path"], headers)) is not None:
+            if refusal[0] == TOO_LARGE:
+                await _drain(receive)
             await _answer(send, *refusal)
             return
         limited = _LimitedBody(receive, self._most)
@@ -93,10 +96,10 @@ class Guard:
 
         try:
             await self._app(scope, limited.receive, watched)
-        except BodyTooLargeError:
+        except BodyTooLargeError as error:
             if begun:
                 raise
-            await _answer(send, *self._too_large())
+            await _answer(send, TOO_LARGE, str(error), "body_too_large")
 
     def _refusal(self, path: str, headers: dict[bytes, str]) -> tuple[int, str, str] | None:
         host, origin = headers.get(b"host", ""), headers.get(b"origin")
@@ -112,15 +115,15 @@ class Guard:
                 return UNAUTHORIZED, f"the request has {what}", "invalid_api_key"
         length = headers.get(b"content-length", "")
         if self._most is not None and length.isdigit() and int(length) > self._most:
-            return self._too_large()
+            return TOO_LARGE, str(BodyTooLargeError(self._most)), "body_too_large"
         return None
-
-    def _too_large(self) -> tuple[int, str, str]:
-        return TOO_LARGE, f"the body has more than {self._most or 0:,} bytes", "body_too_large"
 
 
 class BodyTooLargeError(Exception):
-    """A body turned out to be larger than it may be."""
+    """A body turned out to be larger than it may be: what the application may answer itself."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(f"the body has more than {most:,} bytes")
 
 
 class _LimitedBody:
@@ -133,8 +136,18 @@ class _LimitedBody:
         message = await self._receive()
         self._read += len(message.get("body", b""))
         if self._most is not None and self._read > self._most:
-            raise BodyTooLargeError
+            if message.get("more_body"):
+                await _drain(self._receive)
+            raise BodyTooLargeError(self._most)
         return message
+
+
+async def _drain(receive: Receive) -> None:
+    """Read what is left of a body, up to a limit."""
+    read, more = 0, True
+    while more and read < DRAINED_BYTES:
+        message = await receive()
+        read, more = read + len(message.get("body", b"")), message.get("more_body", False)
 
 
 def _host_name(url: str) -> str:
