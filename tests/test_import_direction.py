@@ -15,6 +15,7 @@ PACKAGE = Path(__file__).parents[1] / "erniekit"
 FLOORS = (
     ("cli",),
     ("runners",),
+    ("serving",),
     ("inference",),
     ("export",),
     ("launch",),
@@ -24,7 +25,7 @@ FLOORS = (
     ("hub",),
     ("codecs",),
     ("model", "data"),
-    ("config", "native"),
+    ("config", "native", "web"),
 )
 ROOMS = {room: -floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 NEVER = {"config": {"numpy", "paddle"}, "data": {"paddle"}}
