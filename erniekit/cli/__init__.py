@@ -33,6 +33,7 @@ VERBS = {
     "generate": "answer prompts with a model",
     "transcribe": "write down what is said in recordings",
     "speak": "speak texts with a model that was trained on codes of recordings",
+    "server": "answer others over HTTP, as OpenAI's API does",
     "codes": "turn recordings into codes of a codec, and codes into sound",
     "import": "convert another program's configuration to one of ours",
     "export": "write a trained model to a folder that others can load",
@@ -54,15 +55,16 @@ OTHER_VERBS = {
     **dict.fromkeys(("merge", "convert"), "export"),
     **dict.fromkeys(("check", "lint"), "validate"),
     **dict.fromkeys(("units", "encode", "codec"), "codes"),
+    **dict.fromkeys(("serve", "api", "deploy"), "server"),
     "tokenize": "pack",
     "cli": "chat",
     "info": "env",
 }
-_NO_SERVER = (
-    "a server and a web interface come with the next release; today `erniekit chat` and `erniekit generate` answer, "
-    "and servers such as vLLM load the folder that `erniekit export` writes (docs/serving.md)"
+_NO_PAGE = (
+    "a web interface comes with the next release; today `erniekit chat` answers in the terminal, and `erniekit server` "
+    "over HTTP (docs/serving.md)"
 )
-MISSING_VERBS = dict.fromkeys(("serve", "server", "api", "deploy", "webui", "webchat", "gui", "ui"), _NO_SERVER)
+MISSING_VERBS = dict.fromkeys(("webui", "webchat", "gui", "ui"), _NO_PAGE)
 SUCCESS, PROBLEMS, USAGE, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 130, 141
 
 

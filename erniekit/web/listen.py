@@ -12,6 +12,7 @@ from erniekit.errors import UserError
 from erniekit.web.access import App
 
 OPEN_FILES = 65_536  # connections and files of this process, as far as the system lets it
+BACKLOG = 1024  # connections that wait to be accepted
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -59,6 +60,7 @@ def serve(
     listening: socket.socket,
     *,
     grace_seconds: float = 10.0,
+    on_ready: Callable[[], None] = lambda: None,
     on_signal: Callable[[], None] = lambda: None,
 ) -> None:
     """Answer requests in the calling thread, until SIGTERM or SIGINT.
@@ -68,6 +70,7 @@ def serve(
 
     Args:
         grace_seconds: how long answers under way may take to end.
+        on_ready: called when others can connect.
         on_signal: called when a signal comes, in this thread; it must not block.
     """
     import uvicorn
@@ -83,7 +86,7 @@ def serve(
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=max(1, round(grace_seconds)),
-        backlog=1024,
+        backlog=BACKLOG,
     )
     server = uvicorn.Server(config)
     handle_exit = server.handle_exit
@@ -93,6 +96,8 @@ def serve(
         handle_exit(number, frame)
 
     server.handle_exit = told  # type: ignore[method-assign]
+    listening.listen(BACKLOG)  # whoever comes from now on is answered when the application has started
+    on_ready()
     server.run(sockets=[listening])
 
 

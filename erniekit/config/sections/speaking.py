@@ -72,6 +72,6 @@ SECTION = section(
     SpeakingParameters,
     key="speaking",
     title="3.3 Speaking",
-    verbs=("train", "eval", "speak"),
+    verbs=("train", "eval", "speak", "server"),
     stages=("TTS",),
 )

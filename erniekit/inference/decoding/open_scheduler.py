@@ -17,9 +17,7 @@ from erniekit.model.lora.sets import AdapterSets
 CACHE_BYTES = 4 << 30  # of keys and values on each rank, unless one request of the longest kind needs more
 
 
-def open_scheduler(
-    model: Any, *, max_running: int = MAX_RUNNING, adapters: AdapterSets | None = None
-) -> Scheduler:
+def open_scheduler(model: Any, *, max_running: int = MAX_RUNNING, adapters: AdapterSets | None = None) -> Scheduler:
     """Return a scheduler without requests.
 
     Args:

@@ -95,9 +95,17 @@ def write_sound(target: Path, sound: np.ndarray, sampling_rate: int, form: str =
         DataError: soundfile is missing.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(target, sound_bytes(sound, sampling_rate, form))
+
+
+def sound_bytes(sound: np.ndarray, sampling_rate: int, form: str = "wav") -> bytes | memoryview:
+    """Return a file of float32 [samples] of one channel as 16-bit samples.
+
+    Raises:
+        DataError: soundfile is missing.
+    """
     if form == "raw":
-        write_whole(target, samples_of(sound))
-        return
+        return samples_of(sound)
     try:
         import soundfile
     except (ImportError, OSError) as error:
@@ -105,7 +113,7 @@ def write_sound(target: Path, sound: np.ndarray, sampling_rate: int, form: str =
     content = BytesIO()
     samples = np.frombuffer(samples_of(sound), "<i2")
     soundfile.write(content, samples, sampling_rate, subtype="PCM_16", format=form.upper())
-    write_whole(target, content.getbuffer())
+    return content.getbuffer()
 
 
 def samples_of(sound: np.ndarray) -> bytes:
