@@ -10,6 +10,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any
 
+import anyio
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
@@ -22,6 +24,7 @@ from erniekit.web.access import BodyTooLargeError, Receive, Scope, Send, error_o
 
 logger = logging.getLogger(__name__)
 SEND_SECONDS = 60.0  # a client that takes nothing for so long has left
+EVENTS = "text/event-stream"
 LEFT = 499  # the status of figures where the client left; nobody is told it
 SHUTTING_DOWN = "the server is shutting down"
 
@@ -32,7 +35,7 @@ Handler = Callable[[Request, Served], Awaitable["Reply"]]
 class Reply:
     """What is sent: a response, or a stream whose first part decides whether it begins at all."""
 
-    def __init__(self, body: Body, media_type: str = "text/event-stream") -> None:
+    def __init__(self, body: Body, media_type: str = EVENTS) -> None:
         self.body, self.media_type = body, media_type
 
 
@@ -60,9 +63,6 @@ class Endpoint:
         except (ClientLeftError, ClientDisconnect):
             served.metrics.left.inc()
             sent.status = LEFT
-        except BodyTooLargeError:  # which the guard answers
-            sent.status = 413
-            raise
         finally:
             served.metrics.requests.labels(self._name, str(sent.status)).inc()
             served.metrics.seconds.labels(self._name).observe(time.monotonic() - began)
@@ -76,7 +76,7 @@ class Endpoint:
                 await reply.body(request.scope, request.receive, sent.send)
             else:
                 await _until_left(request, _stream(reply.body, reply.media_type, sent))
-        except (ClientLeftError, ClientDisconnect, BodyTooLargeError):
+        except (ClientLeftError, ClientDisconnect):
             raise
         except Exception as error:
             status, told, headers = _told(error, self._name)
@@ -84,6 +84,8 @@ class Endpoint:
                 await JSONResponse(told, status, headers)(request.scope, request.receive, sent.send)
                 return
             sent.status = status
+            if not sent.tells_events:
+                raise  # a stream of sound that breaks off is seen to be incomplete
             await sent.part(f"data: {json.dumps(told)}\n\n".encode(), last=True)
 
 
@@ -92,14 +94,15 @@ class _Sent:
 
     def __init__(self, send: Send) -> None:
         self._send = send
-        self.status, self.begun = 0, False
+        self.status, self.begun, self.tells_events = 0, False, False
 
     async def send(self, message: Any) -> None:
         if message["type"] == "http.response.start":
             self.begun, self.status = True, message["status"]
         try:
-            await asyncio.wait_for(self._send(message), SEND_SECONDS)
-        except (asyncio.TimeoutError, OSError):
+            with anyio.fail_after(SEND_SECONDS):
+                await self._send(message)
+        except (TimeoutError, OSError):
             raise ClientLeftError from None
 
     async def part(self, content: bytes, *, last: bool = False) -> None:
@@ -108,16 +111,20 @@ class _Sent:
 
 async def _stream(parts: AsyncGenerator[bytes, None], media_type: str, sent: _Sent) -> None:
     """Send the parts of a stream; nothing is sent before the first one is there."""
+    sent.tells_events = media_type == EVENTS
     headers = [
         (b"content-type", media_type.encode()),
         (b"cache-control", b"no-store"),
         (b"x-accel-buffering", b"no"),  # proxies of nginx would hold parts back
     ]
+    start = {"type": "http.response.start", "status": 200, "headers": headers}
     async with aclosing(parts):
         async for part in parts:
             if not sent.begun:
-                await sent.send({"type": "http.response.start", "status": 200, "headers": headers})
+                await sent.send(start)
             await sent.part(part)
+    if not sent.begun:
+        await sent.send(start)
     await sent.part(b"", last=True)
 
 
@@ -166,6 +173,10 @@ def _told(error: Exception, name: str) -> tuple[int, dict[str, Any], dict[str, s
     if isinstance(error, RefusedError):
         headers = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
         return error.status, error_object(error.status, str(error), param=error.param, code=error.code), headers
+    if isinstance(error, BodyTooLargeError):
+        return 413, error_object(413, str(error), code="body_too_large"), {"Connection": "close"}
+    if isinstance(error, HTTPException):  # of Starlette's parser of forms
+        return error.status_code, error_object(error.status_code, error.detail), {}
     if isinstance(error, StoppedError):
         return 503, error_object(503, SHUTTING_DOWN, code="shutting_down"), {"Retry-After": "10"}
     if isinstance(error, RecordingError):  # its file is ours, and nothing to the client

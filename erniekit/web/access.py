@@ -93,10 +93,10 @@ class Guard:
 
         try:
             await self._app(scope, limited.receive, watched)
-        except BodyTooLargeError:
+        except BodyTooLargeError as error:
             if begun:
                 raise
-            await _answer(send, *self._too_large())
+            await _answer(send, TOO_LARGE, str(error), "body_too_large")
 
     def _refusal(self, path: str, headers: dict[bytes, str]) -> tuple[int, str, str] | None:
         host, origin = headers.get(b"host", ""), headers.get(b"origin")
@@ -112,15 +112,15 @@ class Guard:
                 return UNAUTHORIZED, f"the request has {what}", "invalid_api_key"
         length = headers.get(b"content-length", "")
         if self._most is not None and length.isdigit() and int(length) > self._most:
-            return self._too_large()
+            return TOO_LARGE, str(BodyTooLargeError(self._most)), "body_too_large"
         return None
-
-    def _too_large(self) -> tuple[int, str, str]:
-        return TOO_LARGE, f"the body has more than {self._most or 0:,} bytes", "body_too_large"
 
 
 class BodyTooLargeError(Exception):
-    """A body turned out to be larger than it may be."""
+    """A body turned out to be larger than it may be: what the application may answer itself."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(f"the body has more than {most:,} bytes")
 
 
 class _LimitedBody:
@@ -133,7 +133,7 @@ class _LimitedBody:
         message = await self._receive()
         self._read += len(message.get("body", b""))
         if self._most is not None and self._read > self._most:
-            raise BodyTooLargeError
+            raise BodyTooLargeError(self._most)
         return message
 
 

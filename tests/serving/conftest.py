@@ -16,5 +16,7 @@ TINY_ERNIE = Path(__file__).parents[2] / "examples/models/tiny-ernie"
 
 @pytest.fixture(scope="session")
 def served() -> Iterator[Served]:
-    with serving(lambda: ChatModel.load(TINY_ERNIE, random_weights=True), max_num_seqs=4, max_waiting_requests=4) as own:
+    with serving(
+        lambda: ChatModel.load(TINY_ERNIE, random_weights=True), max_num_seqs=4, max_waiting_requests=4
+    ) as own:
         yield own

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import math
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from erniekit.data.conversation import USER, Conversation, Turn
+from erniekit.inference.engine import ChatModel
 from erniekit.inference.sampling import Sampling
 from erniekit.serving.served import Served
-from tests.serving.asking import GREEDY, ask, events_of
+from tests.serving.asking import GREEDY, app_of, ask, events_of, serving
+from tests.serving.conftest import TINY_ERNIE
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 QUESTION = "What is 1 + 1?"
@@ -94,7 +101,7 @@ def test_logprobs_are_those_of_the_tokens(served: Served) -> None:
 
 def test_penalties_and_biases_change_answers(served: Served) -> None:
     plain = answer_of(chat(served))
-    ids = served.chat.tokenizer.encode(plain)
+    (ids,) = served.chat.answer_batch([served.chat.encode(Conversation((Turn(USER, QUESTION),)))], GREEDY)
     assert answer_of(chat(served, logit_bias={str(ids[0]): -100})) != plain
     assert answer_of(chat(served, frequency_penalty=2.0, presence_penalty=2.0, max_tokens=60)) != answer_of(
         chat(served, max_tokens=60)
@@ -135,12 +142,14 @@ def test_other_refusals(served: Served) -> None:
     assert missing.status_code == 404 and missing.json()["error"]["code"] == "model_not_found"
     long = chat(served, "one two " * 2000)
     assert long.status_code == 400 and long.json()["error"]["code"] == "context_length_exceeded"
-    huge = chat(served, "x" * 900_000)  # told before it is encoded
+    body = {"messages": [{"role": "user", "content": "x" * 10_000_000}]}
+    huge = ask(served, CHAT, body, max_body_bytes=1 << 24)  # told before it is encoded
     assert "characters" in huge.json()["error"]["message"] and huge.json()["error"]["code"] == "context_length_exceeded"
     assert ask(served, "/v1/nowhere").status_code == 404 and ask(served, CHAT).status_code == 405
     assert ask(served, "/v1/audio/speech", {"input": "x", "voice": "alloy"}).json()["error"]["code"] == "wrong_model"
     tools = chat(served, tools=[{"type": "function", "function": {"name": "f", "parameters": {}}}])
     assert tools.status_code == 400 and "no place" in tools.json()["error"]["message"]
+    assert ask(served, CHAT, body).status_code == 413
     assert served.places.taken == 0
 
 
@@ -154,3 +163,101 @@ def test_models_health_and_figures(served: Served) -> None:
     page = ask(served, "/metrics").text
     assert 'erniekit_requests_total{endpoint="chat",status="200"}' in page
     assert "erniekit_answer_tokens_total" in page and "erniekit_step_seconds_bucket" in page
+
+
+def test_places_are_limited_and_the_answer_says_for_how_long(served: Served) -> None:
+    with served.places.take(6):
+        response = chat(served, n=3)
+        assert response.status_code == 429 and int(response.headers["retry-after"]) >= 1
+        assert response.json()["error"] == {
+            **response.json()["error"],
+            "type": "rate_limit_error",
+            "code": "queue_full",
+        }
+        assert chat(served, n=2).status_code == 200
+    assert chat(served, n=9).status_code == 400  # never has room
+
+
+def test_the_end_of_the_server_is_told_within_a_stream() -> None:
+    with serving(lambda: ChatModel.load(TINY_ERNIE, random_weights=True)) as own:
+        own.engine._on_step = lambda *step: own.engine.stop()
+        response = chat(own, stream=True, max_tokens=200)
+        last = json.loads(response.text.split("\n\n")[-2].removeprefix("data: "))
+        assert response.status_code == 200 and last["error"]["code"] == "shutting_down"
+        own.stopping = True
+        later = chat(own)
+        assert later.status_code == 503 and later.headers["retry-after"]
+        assert ask(own, "/health").status_code == 503 and own.places.taken == 0
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_frees_its_place(served: Served, stream: bool) -> None:
+    body = {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 3000, "stream": stream}
+    before = served.metrics.left._value.get()
+
+    async def run() -> list[dict]:
+        begun, sent = asyncio.Event(), []
+        served.engine._on_step = lambda *step: loop.call_soon_threadsafe(begun.set)
+        messages = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
+
+        async def receive() -> dict:
+            if messages:
+                return messages.pop()
+            await begun.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: dict) -> None:
+            sent.append(message)
+
+        loop = asyncio.get_running_loop()
+        scope = {"type": "http", "method": "POST", "path": CHAT, "headers": [(b"host", b"127.0.0.1")],
+                 "query_string": b"", "root_path": "", "http_version": "1.1"}  # fmt: skip
+        await app_of(served)(scope, receive, send)
+        return sent
+
+    try:
+        sent = asyncio.run(run())
+    finally:
+        served.engine._on_step = served.metrics.step
+    assert served.places.taken == 0 and served.metrics.left._value.get() == before + 1
+    assert not any(message.get("more_body") is False for message in sent)
+    assert chat(served).status_code == 200 and served.engine._scheduler.unfinished == 0
+
+
+def test_tools_are_told_to_the_model_and_its_calls_come_back(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    template = (
+        "{%- if tools %}{{ tools | tojson }}{%- endif %}{%- for message in messages %}"
+        "{{- '<|begin_of_sentence|>' + message['role'] + ': ' + (message['content'] or '') }}"
+        "{%- for call in message['tool_calls'] or [] %}{{- '<tool_call>' + call.function.arguments.city }}{%- endfor %}"
+        "{{- '<|end_of_sentence|>' }}{%- endfor %}"
+        "{%- if add_generation_prompt %}{{ '<|begin_of_sentence|>assistant: ' }}{%- endif %}"
+    )
+    for path in TINY_ERNIE.iterdir():
+        shutil.copy(path, tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(template)
+    tool = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+    text = 'Well.<tool_call>{"name": "weather", "arguments": {"city": "Paris"}}</tool_call>'
+    with serving(lambda: ChatModel.load(tmp_path, random_weights=True)) as own:
+        plain, with_tools = chat(own), chat(own, tools=[tool])
+        tokens = [response.json()["usage"]["prompt_tokens"] for response in (plain, with_tools)]
+        assert tokens[1] > tokens[0] + 20
+        assert chat(own, tools=[tool], tool_choice="none").json()["usage"]["prompt_tokens"] == tokens[0]
+        monkeypatch.setattr(own.chat.tokenizer, "decode", lambda ids, skip_special_tokens=True: text[: 8 * len(ids)])
+        message = chat(own, tools=[tool]).json()["choices"][0]["message"]
+        chunks = events_of(chat(own, tools=[tool], stream=True))
+        monkeypatch.undo()
+        call = message["tool_calls"][0]
+        assert message["content"] == "Well." and call["function"]["name"] == "weather"
+        streamed = [each for chunk in chunks for each in chunk["choices"][0]["delta"].get("tool_calls", [])]
+        assert [each["function"] for each in streamed] == [call["function"]]
+        assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+        dialogue = [
+            {"role": "user", "content": "Is it warm?"},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": call["id"], "content": "30 degrees"},
+        ]
+        assert ask(own, CHAT, {"messages": dialogue, "tools": [tool]}).status_code == 200
+        call["function"]["arguments"] = "{"
+        assert "is not JSON" in ask(own, CHAT, {"messages": dialogue}).json()["error"]["message"]
