@@ -46,11 +46,16 @@ def app_of(served: Served, **guard: Any) -> App:
 
 def ask(served: Served, path: str, body: Any = None, *, headers: dict[str, str] | None = None, **guard: Any) -> Any:
     """Ask once; return the response."""
-    return asyncio.run(_ask(served, path, body, headers or {}, guard))
+    return ask_app(app_of(served, **guard), path, body, headers)
 
 
-async def _ask(served: Served, path: str, body: Any, headers: dict[str, str], guard: dict[str, Any]) -> httpx.Response:
-    transport = httpx.ASGITransport(app_of(served, **guard))
+def ask_app(app: App, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Any:
+    """Ask an application once; return the response."""
+    return asyncio.run(_ask(app, path, body, headers or {}))
+
+
+async def _ask(app: App, path: str, body: Any, headers: dict[str, str]) -> httpx.Response:
+    transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
         if body is None:
             return await client.get(path, headers=headers)

@@ -11,11 +11,14 @@ from typing import Any
 
 import pytest
 
+from erniekit.config.sections.serving import ServingParameters
 from erniekit.data.conversation import USER, Conversation, Turn
 from erniekit.inference.engine import ChatModel
 from erniekit.inference.sampling import Sampling
+from erniekit.serving import open as opening
 from erniekit.serving.served import Served
-from tests.serving.asking import GREEDY, app_of, ask, events_of, serving
+from erniekit.web.listen import bind
+from tests.serving.asking import GREEDY, app_of, ask, ask_app, events_of, serving
 from tests.serving.conftest import TINY_ERNIE
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -261,3 +264,16 @@ def test_tools_are_told_to_the_model_and_its_calls_come_back(
         assert ask(own, CHAT, {"messages": dialogue, "tools": [tool]}).status_code == 200
         call["function"]["arguments"] = "{"
         assert "is not JSON" in ask(own, CHAT, {"messages": dialogue}).json()["error"]["message"]
+
+
+@pytest.mark.proves("max_body_mb")
+def test_the_parameter_says_how_large_a_body_may_be(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    apps = []
+    monkeypatch.setattr(opening, "serve", lambda app, *rest, **more: apps.append(app))
+    for megabytes in (1, 2):
+        monkeypatch.setattr(served.engine, "stop", lambda: None)
+        monkeypatch.setattr(served.engine, "join", lambda seconds: None)
+        with bind("127.0.0.1", 0) as listening:
+            opening.run(served, listening, ServingParameters(max_body_mb=megabytes), "")
+    body = {"messages": [{"role": "user", "content": "x" * 1_500_000}]}
+    assert [ask_app(app, CHAT, body).status_code for app in apps] == [413, 400]
