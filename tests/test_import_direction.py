@@ -28,7 +28,7 @@ FLOORS = (
     ("config", "native", "web"),
 )
 ROOMS = {room: -floor for floor, rooms in enumerate(FLOORS) for room in rooms}
-NEVER = {"config": {"numpy", "paddle"}, "data": {"paddle"}}
+NEVER = {"config": {"numpy", "paddle"}, "data": {"paddle"}, "web": {"numpy", "paddle"}}
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 

@@ -18,6 +18,8 @@ from erniekit.inference.engine import ChatModel
 from erniekit.serving.errors import RefusedError
 
 LONGEST_SCHEMA = 100_000  # characters
+# As models mostly write JSON. Free white space would let an unsure model write nothing else.
+FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 class Grammars:
@@ -40,7 +42,7 @@ class Grammars:
                 param="response_format",
             )
         try:
-            grammar = library.LLMatcher.grammar_from_json_schema(text)
+            grammar = library.LLMatcher.grammar_from_json_schema(text, defaults=FORM)
         except ValueError as error:
             raise RefusedError(f"response_format: {error}"[:500], param="response_format") from None
         matcher = library.LLMatcher(tokenizer, grammar, log_level=0)

@@ -22,6 +22,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 UNAUTHORIZED, FORBIDDEN, TOO_LARGE = 401, 403, 413
+DRAINED_BYTES = 64 << 20  # of a body that is too large: a client that still sends would not hear the answer
 ERROR_TYPES = {  # as OpenAI names them
     UNAUTHORIZED: "authentication_error",
     FORBIDDEN: "permission_error",
@@ -81,6 +82,8 @@ class Guard:
             return
         headers = {name.lower(): value.decode("latin-1") for name, value in scope["headers"]}
         if (refusal := self._refusal(scope["path"], headers)) is not None:
+            if refusal[0] == TOO_LARGE:
+                await _drain(receive)
             await _answer(send, *refusal)
             return
         limited = _LimitedBody(receive, self._most)
@@ -133,8 +136,18 @@ class _LimitedBody:
         message = await self._receive()
         self._read += len(message.get("body", b""))
         if self._most is not None and self._read > self._most:
+            if message.get("more_body"):
+                await _drain(self._receive)
             raise BodyTooLargeError(self._most)
         return message
+
+
+async def _drain(receive: Receive) -> None:
+    """Read what is left of a body, up to a limit."""
+    read, more = 0, True
+    while more and read < DRAINED_BYTES:
+        message = await receive()
+        read, more = read + len(message.get("body", b"")), message.get("more_body", False)
 
 
 def _host_name(url: str) -> str:

@@ -96,7 +96,11 @@ def serve(
         handle_exit(number, frame)
 
     server.handle_exit = told  # type: ignore[method-assign]
-    listening.listen(BACKLOG)  # whoever comes from now on is answered when the application has started
+    try:
+        listening.listen(BACKLOG)  # whoever comes from now on is answered when the application has started
+    except OSError as error:
+        host, port = address_of(listening)
+        raise UserError(f"port: {host}:{port}: another program has begun to listen there: {error.strerror}") from None
     on_ready()
     server.run(sockets=[listening])
 

@@ -6,8 +6,8 @@ and the same requests to transformers' `serve`.
 
 The model has 28 M parameters with random weights, so that each token reads 110 MB of them. Requests are chat with
 greedy answers of 64 tokens; both servers are asked by the same client, streams off. Mixed load is whole and streamed
-answers, schemas, clients that leave, bodies that are malformed, and prompts that are too long, from 12 clients without a
-pause. `--theirs` is the Python of an environment with `transformers[serving]`. `--write` puts the tables into
+answers, schemas, clients that leave, malformed bodies, and prompts that are too long, from 12 clients without a pause.
+`--theirs` is the Python of an environment with `transformers[serving]`. `--write` puts the tables into
 docs/benchmarks.md.
 """
 
