@@ -90,7 +90,7 @@ OF_ERNIE = [
             "pre_alloc_memory": "memory is allocated when tensors need it",
             "load_choices": "weights are always read from safetensors files",
             "reasoning_parser": "`erniekit chat` prints answers as the model writes them",
-            "tool_call_parser": "`erniekit chat` prints answers as the model writes them",
+            "tool_call_parser": "`erniekit server` finds calls of tools by the chat template",
             "max_num_batched_tokens": _SERVER,
             "metrics_port": _SERVER,
             "engine_worker_queue_port": _SERVER,

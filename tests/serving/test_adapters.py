@@ -36,7 +36,7 @@ def folders(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
     found = {}
     for seed, name in enumerate(("brief", "long")):
         decoder = ChatModel.load(base).decoder
-        targets = (".*q_proj", ".*down_proj") if seed else (".*v_proj",)
+        targets = ("q_proj", "down_proj") if seed else ("v_proj",)
         add_adapters(decoder, LoraSettings(rank=4, alpha=8, target_modules=targets), seed=seed)
         draws = np.random.default_rng(seed)
         for path, parameter in named_adapter_weights(decoder).items():
@@ -90,7 +90,7 @@ def test_clients_name_adapters_as_their_model(base: Path, folders: dict[str, Pat
 
 def test_what_cannot_be_one_set_of_several_is_refused(base: Path, tmp_path: Path) -> None:
     decoder = ChatModel.load(base).decoder
-    add_adapters(decoder, LoraSettings(rank=2, alpha=4, target_modules=(".*v_proj",), init="pissa"), seed=0)
+    add_adapters(decoder, LoraSettings(rank=2, alpha=4, target_modules=("v_proj",), init="pissa"), seed=0)
     save_adapters(decoder, tmp_path / "pissa", str(base))
     sets = AdapterSets(ChatModel.load(base).decoder)
     with pytest.raises(ConfigurationError, match="began as PiSSA"):
