@@ -132,11 +132,13 @@ class EngineThread(Generic[Model]):
             return
         self._opened.set_result(model)
         scales = getattr(getattr(model, "decoder", None), "activation_scales", None)
-        with nullcontext() if scales is None else scales.cache_weight_codes():
-            while self._obey():
-                if self._scheduler is not None and self._scheduler.unfinished:
-                    self._step(self._scheduler)
-        self._end_all(StoppedError())
+        try:
+            with nullcontext() if scales is None else scales.cache_weight_codes():
+                while self._obey():
+                    if self._scheduler is not None and self._scheduler.unfinished:
+                        self._step(self._scheduler)
+        finally:
+            self._end_all(StoppedError())
 
     def _obey(self) -> bool:
         """Do what the inbox asks; wait for it where nothing is under way. Return False when the thread is to end."""
@@ -177,7 +179,7 @@ class EngineThread(Generic[Model]):
             return
         try:
             ticket.id = self._scheduler.submit(request)
-        except UserError as error:
+        except Exception as error:  # mostly a UserError; none of them ends the thread
             _lay(ticket, error)
             return
         self._tickets[ticket.id] = ticket

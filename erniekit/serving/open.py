@@ -113,7 +113,7 @@ def run(served: Served, listening: socket.socket, serving: ServingParameters, ap
     def told_to_end() -> None:
         if not served.stopping:
             served.stopping = True
-            logger.info(f"ending: {served.places.taken:,} answers under way have {GRACE_SECONDS:g} s")
+            logger.info(f"ending; answers under way: {served.places.taken:,}, which have {GRACE_SECONDS:g} s")
             timer = threading.Timer(GRACE_SECONDS, served.engine.stop)
             timer.daemon = True
             timer.start()

@@ -68,6 +68,7 @@ def server(folder: Path) -> Iterator[Server]:
 def test_the_official_client_is_answered_as_generate_answers(server: Server) -> None:
     client = server.client()
     assert [model.id for model in client.models.list()] == ["tiny"]
+    assert not server.url.endswith(":8188/v1")  # the default
     (expected,) = ChatModel.load(server.folder).answer(["What is 1 + 1?"], Sampling(20))
     answer = client.chat.completions.create(model="tiny", messages=QUESTION, temperature=0, max_tokens=20)
     assert answer.choices[0].message.content == expected
@@ -151,5 +152,5 @@ def test_sigterm_lets_a_stream_end(server: Server) -> None:
     assert last.choices[0].finish_reason in ("length", "stop")
     output, _ = server.process.communicate(timeout=60)
     assert server.process.returncode == 128 + signal.SIGTERM, output
-    assert "ending: 1 answers under way" in output and "terminated" in output
+    assert "ending; answers under way: 1, which have 20 s" in output and "terminated" in output
     assert KEY not in output and "Traceback" not in output
