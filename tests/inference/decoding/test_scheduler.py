@@ -310,7 +310,7 @@ def test_probabilities_are_told_where_they_are_asked_for():
             assert event.logprobs is None
         else:
             assert event.logprobs.chosen == pytest.approx(1 - total)
-            assert [token for token, _ in event.logprobs.top][0] == event.token
+            assert event.logprobs.top[0][0] == event.token
             assert [value for _, value in event.logprobs.top] == pytest.approx([1 - total, -total])
 
 
