@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 SHELL := /bin/bash
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart quickstart-asr quickstart-units quickstart-tts test test-operators test-fast test-all parity oracle-5 fuzz lint docs check-generated check-proofs smoke bench bench-peers bench-profile bench-torch layouts validate-examples clean
+.PHONY: help quickstart quickstart-asr quickstart-units quickstart-tts test test-operators test-fast test-all parity oracle-5 fuzz lint docs check-generated check-proofs smoke bench bench-peers bench-profile bench-torch bench-speaking layouts validate-examples clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /  make \1\t/' | expand -t 26
@@ -43,6 +43,8 @@ $(VENV)/.dev: $(VENV)/.cpu pyproject.toml
 $(VENV)/.parity: $(VENV)/.dev pyproject.toml
 	@echo "Installing torch and what the results are compared with into $(VENV), 3 GB in all with a CPU build of torch"
 	$(PIP) install --editable '.[cpu,dev,parity]'
+	@# it tells voices apart; a part of what it declares must be compiled, and has wheels under another name
+	$(PIP) install --no-deps resemblyzer==0.1.4
 	@touch $@
 
 quickstart: $(VENV)/.cpu ## create a virtual environment, train a tiny ERNIE on shipped data on the CPU, and ask it
@@ -181,6 +183,9 @@ bench-profile: $(VENV)/.cpu ## where our own training step goes, and its share o
 
 bench-torch: $(VENV)/.parity ## a layer of experts beside torch and transformers
 	set -e; for name in $(BENCHES_TORCH); do echo "== $$name"; $(BIN)/python tools/bench/$$name.py; done
+
+bench-speaking: $(VENV)/.cpu $(VENV_5)/.installed ## how fast models speak, beside the package omnivoice, into docs/benchmarks.md
+	$(BIN)/python tools/bench/speaking.py --omnivoice $(abspath $(VENV_5))/bin/python --write
 
 clean: ## remove the virtual environment and outputs
 	rm -rf $(VENV) output .pytest_cache .ruff_cache .mypy_cache .hypothesis

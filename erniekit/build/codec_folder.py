@@ -1,13 +1,17 @@
-"""Find the codec of a trained model: in its folder, or where the run that trained it had it. Needs no Paddle."""
+"""Find the codec of a trained model, and tell codecs apart by their weights. Needs neither Paddle nor NumPy."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import filecmp
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from erniekit.build.speech import AUDIO_TOKENIZER
 from erniekit.data.media.codes_folder import codec_folder, read_facts
+
+WEIGHTS = "model.safetensors"
+MOST_COMPARED = 64 << 20  # bytes
 
 
 def codec_candidates(folders: Sequence[Path], run: Mapping[str, Any]) -> list[Path]:
@@ -28,3 +32,18 @@ def codec_candidates(folders: Sequence[Path], run: Mapping[str, Any]) -> list[Pa
             facts = read_facts(home) if home.is_dir() else None
             found += [codec_folder(home, facts)] if facts else []
     return found
+
+
+def differing_codecs(codec: Path, folders: Iterable[Path]) -> list[Path]:
+    """Return those folders that hold another codec than `codec`, as far as their weights tell.
+
+    Weights of more than 64 MB are compared by their size alone.
+    """
+    return [folder for folder in folders if _differ(codec / WEIGHTS, folder / WEIGHTS)]
+
+
+def _differ(one: Path, other: Path) -> bool:
+    if not (one.is_file() and other.is_file()) or one.samefile(other):
+        return False
+    size = one.stat().st_size
+    return size != other.stat().st_size or (size <= MOST_COMPARED and not filecmp.cmp(one, other, shallow=False))

@@ -4,29 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import cache
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from erniekit.build.checks import read_local_model
-from erniekit.build.speech import drawing_of
+from erniekit.build.drawing import drawing_of, speech_settings_of
+from erniekit.build.sources import evaluation_sources, training_sources
 from erniekit.build.step_count import cache_folder, cache_step_count
-from erniekit.build.tokenizer import unit_tokens_of
 from erniekit.config import Config
 from erniekit.config.sections.schedule_rules import peak_lr_not_reached
 from erniekit.config.sections.sft import SftParameters
 from erniekit.data.ar_nar_codes import ArNarCodes
 from erniekit.data.batch import Batch
 from erniekit.data.conversation import Source
-from erniekit.data.dataset import Dataset, open_dataset, open_packed_dataset
-from erniekit.data.drawing import Drawing
+from erniekit.data.dataset import Dataset
 from erniekit.data.eval_sampler import EvaluationPlan
-from erniekit.data.formats.preference import preference_kind
-from erniekit.data.formats.registry import FORMATS, looks_like_ids, recognise
-from erniekit.data.formats.token_ids import TOKEN_IDS
-from erniekit.data.interleave import Interleaving
 from erniekit.data.loader import (
     ArrayMessage,
     deserialize_batches,
@@ -36,13 +29,11 @@ from erniekit.data.loader import (
 )
 from erniekit.data.masked_codes import MaskedCodes
 from erniekit.data.media.clip import AudioInputs
+from erniekit.data.open_dataset import open_dataset, open_packed_dataset
 from erniekit.data.packed import DataFingerprint
 from erniekit.data.sampler import BatchSource, StepPlan, local_batches
-from erniekit.data.speech_samples import SpeechSettings
-from erniekit.data.split import Split
 from erniekit.data.templates.ernie import Template
 from erniekit.data.tokenizers.tokenizer import Tokenizer
-from erniekit.data.units import ALIGNED_UNITS
 from erniekit.distributed.topology import MODEL_AXES, Topology
 from erniekit.hub.download import model_folder
 from erniekit.json_files import read_json_object
@@ -54,71 +45,6 @@ if TYPE_CHECKING:  # the launcher reads the data, and never imports Paddle
     from erniekit.distributed.mesh import Mesh
 
 logger = logging.getLogger(__name__)
-
-
-def training_sources(config: Config) -> list[Source]:
-    """Return the training files as sources, without the records that `eval_split` holds out."""
-    return _training_files(config, held_out=False)
-
-
-def _training_files(config: Config, *, held_out: bool) -> list[Source]:
-    section, fraction = config.training, config.evaluation.eval_split
-    sources = _sources(
-        config, "train_dataset_type", section.train_dataset_path, section.train_dataset_type, section.train_dataset_prob
-    )
-    split = Split(fraction, section.seed, held_out) if fraction else None
-    return [replace(source, split=split) for source in sources]
-
-
-def evaluation_sources(config: Config) -> list[Source]:
-    """Return the held-out files as sources, or what `eval_split` holds out of the training files."""
-    section = config.evaluation
-    if section.eval_split:
-        return _training_files(config, held_out=True)
-    return _sources(
-        config, "eval_dataset_type", section.eval_dataset_path, section.eval_dataset_type, section.eval_dataset_prob
-    )
-
-
-def _sources(
-    config: Config,
-    type_parameter: str,
-    paths: tuple[str, ...],
-    kinds: tuple[str, ...],
-    probabilities: tuple[float, ...],
-) -> list[Source]:
-    """Return files as sources. Where the user has not set `type_parameter`, their formats are recognised."""
-    if not paths:  # formats and probabilities then have their default of one item
-        return []
-    if config.stage.reads_pairs:
-        kinds = tuple(preference_kind(kind) for kind in kinds)
-    sources = [
-        Source(Path(path).expanduser(), kind, probability, type_parameter, config.training.media_dir)
-        for path, kind, probability in zip(paths, kinds, probabilities, strict=True)
-    ]
-    return sources if config.is_set(type_parameter) else [_recognised(source) for source in sources]
-
-
-def _recognised(source: Source) -> Source:
-    """Return a source with the format that its records have, if that is certain; what else they are, reading tells."""
-    found = recognise(source.path, source.kind)
-    if not isinstance(found, str) or found == source.kind:
-        if source.kind == "text" and looks_like_ids(source.path):
-            _tell_of_ids(source.path, source.type_parameter)
-        return source
-    _tell_format(source.path, found, source.type_parameter)
-    return replace(source, kind=found)
-
-
-@cache
-def _tell_of_ids(path: Path, type_parameter: str) -> None:
-    logger.warning(f"{path}: read as a text of numbers; if they are token ids, write {type_parameter}: {TOKEN_IDS}")
-
-
-@cache  # the sources of a run are asked for several times
-def _tell_format(path: Path, kind: str, type_parameter: str) -> None:
-    form = FORMATS[kind]
-    logger.info(f"{path}: read as {form.title}, which its records look like; to say so, {type_parameter}: {form.name}")
 
 
 def training_dataset(config: Config, tokenizer: Tokenizer, template: Template | None) -> Dataset:
@@ -183,7 +109,7 @@ def evaluation_dataset(config: Config, tokenizer: Tokenizer, template: Template 
 
 
 def _dataset(config: Config, tokenizer: Tokenizer, template: Template | None, sources: list[Source]) -> Dataset:
-    drawing = _drawing(config, tokenizer, sources)
+    drawing = drawing_of(config, tokenizer, sources)
     return open_dataset(
         sources,
         tokenizer,
@@ -193,54 +119,6 @@ def _dataset(config: Config, tokenizer: Tokenizer, template: Template | None, so
         drawing=drawing,
         speech=speech_settings_of(config, drawing) if isinstance(drawing, (MaskedCodes, ArNarCodes)) else None,
         **sample_limits(config),
-    )
-
-
-def _drawing(config: Config, tokenizer: Tokenizer, sources: Sequence[Source]) -> Drawing | None:
-    """Return how the records of a run become samples that differ from epoch to epoch; None: they do not differ."""
-    if config.stage.reads_codes:
-        return drawing_of(config, read_local_model(config, model_folder(config)), tokenizer)
-    return interleaving_of(config, tokenizer) if reads_aligned_units(sources) else None
-
-
-def speech_settings_of(config: Config, drawing: MaskedCodes | ArNarCodes) -> SpeechSettings:
-    """Return what records as codes must be like."""
-    shortest, longest = config.codes.duration_range
-    return SpeechSettings(
-        drawing.levels,
-        drawing.codebook_size,
-        drawing.frame_rate,
-        config.speech.text_frontend,
-        shortest,
-        longest,
-        needs_text=config.speech.condition_dropout < 1,
-    )
-
-
-def reads_aligned_units(sources: Sequence[Source]) -> bool:
-    """Return whether speech and text are to be interleaved."""
-    return any(source.kind == ALIGNED_UNITS for source in sources)
-
-
-def interleaving_of(config: Config, tokenizer: Tokenizer) -> Interleaving:
-    """Return how records of aligned units become samples.
-
-    Raises:
-        ConfigurationError: the tokenizer has no tokens of units.
-    """
-    section = config.units
-    rate = section.units_per_second
-    return Interleaving(
-        unit_tokens_of(config, tokenizer),
-        units_per_second=rate,
-        segment_units=rate * section.interleave_segment_seconds,
-        text_probability=section.interleave_text_probability,
-        correspond_probability=section.interleave_correspond_probability,
-        seed=config.training.seed,
-        bos_id=tokenizer.bos_id,
-        eos_id=tokenizer.eos_id,
-        max_seq_len=config.training.max_seq_len,
-        truncates=config.sft.over_length_policy == "truncate_turns",
     )
 
 

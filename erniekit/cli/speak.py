@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from dataclasses import fields
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -20,6 +21,7 @@ from erniekit.errors import ConfigurationError, DataError, UserError
 from erniekit.terminal import escape_control_characters
 
 if TYPE_CHECKING:
+    from erniekit.inference.engine import ChatModel
     from erniekit.inference.speaking import Piece, Utterance, Voice
     from erniekit.inference.speaking.sound_files import Target
     from erniekit.inference.speaking.speaker import Speaking, SpeechModel
@@ -184,6 +186,8 @@ def _tell_unused(model: SpeechModel, options: argparse.Namespace) -> None:
     used = {*SPEAKING} - {"min_p"} if model.is_masked else {*FIRST_LEVEL, "class_temperature", "min_p"}
     unused = [name for name in (*SPEAKING, *FIRST_LEVEL) if name not in used and getattr(options, name) is not None]
     unused += ["no_denoise"] if options.no_denoise and not model.is_masked else []
+    if options.language and not model.tells_language and model.frontend != "phonemes":
+        _say("no effect: --language, because the model was trained with language_probability: 0")
     if unused:
         named = ", ".join(f"--{name.replace('_', '-')}" for name in unused)
         objective = "masked" if model.is_masked else "ar_nar"
@@ -195,7 +199,7 @@ def _utterances(
 ) -> tuple[list[Utterance], list[str]]:
     """Return what is to be spoken, and why other texts cannot be."""
     from erniekit.inference.speaking import Utterance
-    from erniekit.inference.speaking.voice_words import doubt
+    from erniekit.inference.speaking.voice_words import doubt, language_doubt
 
     texts: list[Utterance] = []
     problems: list[str] = []
@@ -224,6 +228,8 @@ def _utterances(
             model.check(text)
             if text.instruct and model.is_published and (why := doubt(text.instruct)):
                 _say(f"warning: {line.place}: instruct: {why}")
+            if text.language and model.is_published and (why := language_doubt(text.language)):
+                _say(f"warning: {line.place}: language: {why}")
             texts.append(text)
         except UserError as error:
             problems.append(str(error))
@@ -238,17 +244,25 @@ def _heard(recording: Path, place: str, options: argparse.Namespace) -> str:
     """
     if options.listener is None:
         raise DataError(f"{place}: voice_text: expected what is said in {recording}, got nothing (--listener)")
-    from erniekit.inference.engine import ChatModel
     from erniekit.inference.transcribe import Transcript, TranscriptionSettings, transcribe
 
-    listener = ChatModel.load(options.listener.expanduser())
-    (result,) = transcribe(listener, [recording.expanduser()], TranscriptionSettings(options.language))
+    (result,) = transcribe(
+        _listener(options.listener.expanduser()), [recording.expanduser()], TranscriptionSettings(options.language)
+    )
     if not isinstance(result, Transcript):
         raise DataError(f"{place}: {result.reason}")
     if not result.text.strip():
         raise DataError(f"{place}: {options.listener} hears nothing in {recording}; write voice_text")
     _say(f"{recording}: heard: {result.text}")
     return result.text
+
+
+@lru_cache(maxsize=1)
+def _listener(folder: Path) -> ChatModel:
+    """Open the model that writes down what is said in voices, once for all of them."""
+    from erniekit.inference.engine import ChatModel
+
+    return ChatModel.load(folder)
 
 
 def _target(

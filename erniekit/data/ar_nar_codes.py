@@ -28,7 +28,7 @@ Of the 16 uniform numbers u0.. of a recording these are used:
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
@@ -36,17 +36,17 @@ import numpy as np
 
 from erniekit.data.batch import CodePart
 from erniekit.data.code_prompts import Prompts, SpeakerIndex, draw_prompts
+from erniekit.data.code_segments import Assembly, Segment, of_frames, of_tokens
 from erniekit.data.drawing import (
     CHOICES,
     MAX_CACHED_EPOCHS,
-    CodeRows,
     EpochLengths,
     SpokenFacts,
     lengths_by_blocks,
     tuples_of,
 )
 from erniekit.data.mixing import Purpose, uniforms
-from erniekit.data.templates.ernie import IGNORE_INDEX, Sample
+from erniekit.data.templates.ernie import Sample
 
 if TYPE_CHECKING:
     from erniekit.data.code_reader import CodeReader
@@ -78,7 +78,9 @@ class ArNarCodes:
         level_ids: the token of each level.
         task_ids: the tokens of tasks.
         text_ends, language_ends: the tokens around a text, around a language.
-        rows: where the code tables begin.
+        prompt_rows: the first row of the code table of each level of prompts.
+        written_row: that of the codes of level 0, which are written one after another.
+        whole_rows: that of the codes of each level that the levels above it read.
         max_seq_len: the longest sample, in positions; a longer one is left out of the epoch.
         space: the tokens between the two texts of a continuation.
     """
@@ -104,7 +106,9 @@ class ArNarCodes:
     task_ids: tuple[tuple[str, int], ...]
     text_ends: tuple[int, int]
     language_ends: tuple[int, int]
-    rows: CodeRows
+    prompt_rows: tuple[int, ...]
+    written_row: int
+    whole_rows: tuple[int, ...]
     max_seq_len: int
     space: tuple[int, ...] = ()
 
@@ -123,8 +127,7 @@ class ArNarCodes:
     @classmethod
     def of(cls, stored: list) -> ArNarCodes:
         """Return what `stored` gave."""
-        values = {field.name: tuples_of(value) for field, value in zip(fields(cls), stored, strict=True)}
-        return cls(**{**values, "rows": CodeRows(*values["rows"])})
+        return cls(*tuples_of(stored))
 
     def source(self, arrays: TokenArrays, number: int, reader: CodeReader | None) -> ArNarSource:
         """Return the samples of a source; see `Drawing`."""
@@ -156,18 +159,6 @@ class ArNarDraws(NamedTuple):
     @property
     def transcribes(self) -> np.ndarray:
         return self.task == TASKS.index(STT)
-
-
-class Segment(NamedTuple):
-    """A stretch of a sample: tokens or frames.
-
-    Attributes:
-        ids: int32[k]; 0 for frames.
-        rows: int64[k, L], of the code tables; -1 for tokens.
-    """
-
-    ids: np.ndarray
-    rows: np.ndarray
 
 
 class ArNarSource:
@@ -213,19 +204,23 @@ class ArNarSource:
 
     def _speech(self, index: int, draws: ArNarDraws) -> Sample:
         """Return a sample whose response is predicted."""
-        settings = self._settings
+        settings, levels = self._settings, self._settings.levels
         level, response = int(draws.level[0]), self._codes(int(draws.response[0]))
         text = self._text(index, draws)
         prompt = self._prompt(draws)
         read = response[:level] if level else response[:1]
-        tables = settings.rows.nar[:level] if level else (settings.rows.ar,)
-        segments = [self._tokens(text), *self._language(index, draws), self._tokens([settings.level_ids[level]])]
+        tables = settings.whole_rows[:level] if level else (settings.written_row,)
+        segments = [
+            of_tokens(text, levels),
+            *self._language(index, draws),
+            of_tokens([settings.level_ids[level]], levels),
+        ]
         if prompt.shape[1]:
             task = [dict(settings.task_ids)[CONTINUATION]] if draws.continues[0] else []
-            prompt_frames = self._frames(prompt[: max(1, level)], settings.rows.prompts)
-            segments.append(Segment(*map(np.concatenate, zip(prompt_frames, self._tokens(task), strict=True))))
-        segments.append(self._frames(read, tables))
-        sample = _Assembly(segments, settings)
+            prompt_frames = of_frames(prompt[: max(1, level)], settings.prompt_rows, levels)
+            segments.append(Segment(*map(np.concatenate, zip(prompt_frames, of_tokens(task, levels), strict=True))))
+        segments.append(of_frames(read, tables, levels))
+        sample = Assembly(segments, settings.separator, restarts_positions=settings.restarts_positions)
         first = sample.starts[-1]
         if level:
             sample.predict_codes(first, response[level], level, CodePart.RESPONSE)
@@ -241,17 +236,17 @@ class ArNarSource:
 
     def _transcript(self, index: int, draws: ArNarDraws) -> Sample:
         """Return a sample whose text is predicted."""
-        settings = self._settings
+        settings, levels = self._settings, self._settings.levels
         codes = self._codes(index)
         read = codes[: max(1, settings.levels - 1)]
         text = self._text(index, draws)
         segments = [
-            self._frames(read, (settings.rows.ar, *settings.rows.nar[1:])),
+            of_frames(read, (settings.written_row, *settings.whole_rows[1:]), levels),
             *self._language(index, draws),
-            self._tokens([settings.level_ids[0]]),
-            self._tokens(text[:-1]),  # its end is predicted, and nothing follows
+            of_tokens([settings.level_ids[0]], levels),
+            of_tokens(text[:-1], levels),  # its end is predicted, and nothing follows
         ]
-        sample = _Assembly(segments, settings)
+        sample = Assembly(segments, settings.separator, restarts_positions=settings.restarts_positions)
         sample.predict_tokens(sample.starts[-1] - 1, text, CodePart.TRANSCRIPT)
         return sample.finished(causal=True, seconds=codes.shape[1] / settings.frame_rate)
 
@@ -275,7 +270,7 @@ class ArNarSource:
         if not draws.tells_language[0]:
             return []
         begin, end = self._settings.language_ends
-        return [self._tokens([begin, *self._reader.texts(index)[2].tolist(), end])]
+        return [of_tokens([begin, *self._reader.texts(index)[2].tolist(), end], self._settings.levels)]
 
     def _prompt(self, draws: ArNarDraws) -> np.ndarray:
         """Return the codes of the prompt: int[L, P]."""
@@ -284,15 +279,6 @@ class ArNarSource:
             if frames:
                 pieces.append(self._codes(record)[:, begin : begin + frames])
         return np.concatenate(pieces, axis=1)
-
-    def _tokens(self, ids: list[int]) -> Segment:
-        return Segment(np.array(ids, np.int32), np.full((len(ids), self._settings.levels), -1, np.int64))
-
-    def _frames(self, codes: np.ndarray, tables: tuple[int, ...]) -> Segment:
-        """Return frames that read the codes int[l, T], each level in its table."""
-        rows = np.full((codes.shape[1], self._settings.levels), -1, np.int64)
-        rows[:, : len(codes)] = codes.T + np.array(tables[: len(codes)])
-        return Segment(np.zeros(len(rows), np.int32), rows)
 
     def _draws(self, start: int, stop: int, epoch: int) -> ArNarDraws:
         """Draw for recordings start <= i < stop."""
@@ -356,41 +342,3 @@ def _choose(weights: tuple[float, ...], uniform: np.ndarray) -> np.ndarray:
     """Return int64[n], which of the weighted choices each uniform number falls on."""
     borders = np.cumsum(weights)
     return np.searchsorted(borders / borders[-1], uniform, side="right")
-
-
-class _Assembly:
-    """Join segments by separators, and write down what is predicted.
-
-    Attributes:
-        starts: where each segment begins.
-    """
-
-    def __init__(self, segments: list[Segment], settings: ArNarCodes) -> None:
-        separator = Segment(np.array([settings.separator], np.int32), np.full((1, settings.levels), -1, np.int64))
-        parts = [part for segment in segments for part in (segment, separator)][:-1]
-        lengths = np.array([len(segment.ids) + 1 for segment in segments])  # with their separators
-        lengths[-1] -= 1
-        self.starts: list[int] = (np.cumsum(lengths) - lengths).tolist()
-        self._ids = np.concatenate([part.ids for part in parts])
-        self._labels = np.full(len(self._ids), IGNORE_INDEX, np.int32)
-        rows = np.concatenate([part.rows for part in parts])
-        self._arrays = {
-            "codes": rows,
-            "code_labels": np.full_like(rows, IGNORE_INDEX),
-            "code_part": np.full(len(rows), CodePart.NONE, np.int8),
-        }
-        if settings.restarts_positions:
-            self._arrays["position_ids"] = np.concatenate([np.arange(length) for length in lengths.tolist()])
-
-    def predict_codes(self, first: int, codes: np.ndarray, level: int, part: CodePart) -> None:
-        """Let the positions from `first` on predict these codes of a level."""
-        self._arrays["code_labels"][first : first + len(codes), level] = codes
-        self._arrays["code_part"][first : first + len(codes)] = part
-
-    def predict_tokens(self, first: int, ids: list[int], part: CodePart) -> None:
-        """Let the positions from `first` on predict these tokens."""
-        self._labels[first : first + len(ids)] = ids
-        self._arrays["code_part"][first : first + len(ids)] = part
-
-    def finished(self, *, causal: bool, seconds: float) -> Sample:
-        return Sample(self._ids, self._labels, arrays=self._arrays, causal=causal, seconds=seconds)

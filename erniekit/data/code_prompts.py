@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-MAX_PROMPT_UTTERANCES = 4
 SAME_SPEAKER, SIMILAR, ITSELF = range(3)  # where the first utterance of a prompt comes from
 
 

@@ -114,17 +114,13 @@ class CodeReader:
     def __len__(self) -> int:
         return len(self._table)
 
-    def frames(self) -> np.ndarray:
-        """int32[n]."""
-        return SpokenFacts.of(self._table).frames.astype(np.int32)
-
     def speaker(self) -> np.ndarray:
         """int32[n], the number of each recording's speaker; -1: not known."""
-        return SpokenFacts.of(self._table).speaker.astype(np.int32)
+        return SpokenFacts.of(self._table).speaker
 
     def milliseconds(self) -> np.ndarray:
         """int32[n], the length of each recording."""
-        return SpokenFacts.of(self._table).milliseconds.astype(np.int32)
+        return SpokenFacts.of(self._table).milliseconds
 
     def place(self, index: int) -> CodePlace | None:
         """Return where the codes of a recording lie; None: in the token cache."""

@@ -7,7 +7,6 @@ the lengths of an epoch are known before it begins.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -84,25 +83,6 @@ class Drawing(Protocol):
             reader: of its codes; None on ranks that only plan.
         """
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class CodeRows:
-    """Where the code tables of a model begin among its rows.
-
-    Attributes:
-        prompts: the table of each level of acoustic prompts; () with masked codes.
-        ar: that of the codes that are written one after another; 0 with masked codes.
-        nar: the table in which code of level l is read for the levels above it; with masked codes that of each level.
-        stop: the row of the code that ends a response.
-        total: the number of rows.
-    """
-
-    prompts: tuple[int, ...]
-    ar: int
-    nar: tuple[int, ...]
-    stop: int
-    total: int
 
 
 # Of the samples of recordings as codes.

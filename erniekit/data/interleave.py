@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
-from erniekit.data.drawing import EpochLengths
+from erniekit.data.drawing import MAX_CACHED_EPOCHS, EpochLengths
 from erniekit.data.mixing import Purpose, generator
 from erniekit.data.templates.ernie import Sample
 from erniekit.data.token_cache import TokenArrays
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 INTERLEAVE_VERSION = 1  # raise it when the same draws give other samples: then runs are not resumed
 BLOCK_WORDS = 1_000_000  # whose borders are in memory at once, about 100 bytes each
-MAX_CACHED_EPOCHS = 2
 _TRUNCATION = 2.0  # deviations: N/K is twice N/(2K)
 
 

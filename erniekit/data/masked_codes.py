@@ -56,7 +56,7 @@ class MaskedCodes:
     Attributes:
         levels: C.
         codebook_size: codes of a level.
-        mask_id: the row of a level's table that stands for a masked code.
+        mask_id: the last row of a level's table, behind its codes, which stands for a masked one.
         frame_rate: frames a second.
         seed: of the draws.
         mask_ratio, prompt_ratio, condition_dropout, language, instruct, only_instruct, pinyin: see the module.
@@ -183,7 +183,7 @@ class MaskedCodesSource:
         masked[:, : int(draws.prompt[0])] = False
         ids = [] if draws.drop[0] else self._text(index, draws)
         length = len(ids) + frames
-        first_rows = np.arange(levels)[:, None] * rows_of_level(settings)
+        first_rows = np.arange(levels)[:, None] * (settings.mask_id + 1)
         rows = np.full((length, levels), -1, np.int64)
         rows[len(ids) :] = (np.where(masked, settings.mask_id, codes) + first_rows).T
         labels = np.full((length, levels), IGNORE_INDEX, np.int64)
@@ -244,8 +244,3 @@ class MaskedCodesSource:
             return self._positions(self._draws(start, stop, epoch), start, stop)
 
         return lengths_by_blocks(len(self._facts.frames), positions, self._settings.max_seq_len)
-
-
-def rows_of_level(settings: MaskedCodes) -> int:
-    """Return the rows of each level's table: its codes and the mask."""
-    return max(settings.codebook_size, settings.mask_id + 1)

@@ -33,7 +33,7 @@ from erniekit.export.model_card import (
 from erniekit.export.onnx import check_onnx_packages, write_onnx
 from erniekit.export.publish import check_target, publish
 from erniekit.export.quantized import Float8Format, linear_weight_shapes, weight_format_from
-from erniekit.export.speech import copy_codec
+from erniekit.export.speech import copy_codec, copy_text_reading, refuse_adapters_of_levels
 from erniekit.export.static_program import write_program
 from erniekit.export.trained_model import TrainedModel, find_trained_model, trained_config
 from erniekit.export.trained_weights import (
@@ -119,6 +119,8 @@ def export_model(
     if (listens or speaks) and form != HUGGING_FACE:
         what = "listens to recordings, and programs (--format FORM) read text only" if listens else SPEAKS
         raise ModelFileError(f"{model.model_folder}: the model {what.replace('FORM', form)}; leave --format out")
+    if speaks:
+        refuse_adapters_of_levels(model)
     tokenizer_folder = next((folder for folder in sources if has_tokenizer(folder)), model.folder)
     tokenizer = load_tokenizer(tokenizer_folder)
 
@@ -204,6 +206,7 @@ def _write_hugging_face(
         write_processor_files(folder, sources, architecture.audio(weights.config))
     if architecture.codes is not None:
         copy_codec(model, folder)
+        copy_text_reading(model, folder)
     difference = measure(folder)
     logger.info(f"logits compared with the trained model's: {difference}")
     return {

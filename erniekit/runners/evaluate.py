@@ -15,11 +15,11 @@ from erniekit.build.data import (
     dp_rank_of,
     evaluation_dataset,
     evaluation_plan,
-    evaluation_sources,
     reads_data,
 )
 from erniekit.build.distributed import evaluation_ranks, join_ranks, topology_and_rank
 from erniekit.build.model import announce_dense_mask, begin, initial_weights, open_model
+from erniekit.build.sources import evaluation_sources
 from erniekit.build.speech import codec_of_run
 from erniekit.build.tokenizer import speech_of
 from erniekit.config import Config
@@ -27,6 +27,7 @@ from erniekit.data.templates.ernie import Template
 from erniekit.data.tokenizers.tokenizer import Tokenizer
 from erniekit.distributed.decoder_pipeline import PipelineParallelDecoder
 from erniekit.distributed.mesh import Mesh
+from erniekit.errors import ConfigurationError
 from erniekit.export.model_card import TRANSCRIPTS_RECORD
 from erniekit.inference.answer_eval import SAMPLES_FILE, GenerationEvaluator, read_samples, worst_transcripts
 from erniekit.inference.error_rates import ERROR_RATES
@@ -133,6 +134,11 @@ def build_generation_evaluator(
 def _spoken_answers(config: Config, tokenizer: Tokenizer, mesh: Mesh) -> Callable[[Decoder], ExtraMetrics] | None:
     """Build what speaks held-out texts; None where the layers of the model are divided among ranks."""
     if mesh.topology.pipeline > 1:
+        if (metric := config.evaluation.metric_for_best_model) in config.stage.answer_metrics:
+            raise ConfigurationError(
+                f"{config.origin('metric_for_best_model')}: `metric_for_best_model: {metric}`: texts are not "
+                "spoken where pipeline stages divide the model\n  Write eval_loss, or pipeline_parallel_degree: 1."
+            )
         logger.warning("no effect: eval_answers, because texts are not spoken where pipeline stages divide the model")
         return None
     section, is_first, seed = config.evaluation, mesh.rank == 0, config.training.seed
@@ -148,6 +154,8 @@ def _spoken_answers(config: Config, tokenizer: Tokenizer, mesh: Mesh) -> Callabl
         seed,
         config.basic.device,
         config.lora.lora_codebooks or None,
+        config.speech.language_probability > 0,
+        config.speech.instruct_probability > 0,
         config.speaking,
         Sampling(temperature=0.0, seed=seed),
     )

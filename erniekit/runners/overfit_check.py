@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -12,8 +13,9 @@ from statistics import mean
 from typing import TYPE_CHECKING
 
 from erniekit.build.adapters import adapter_plan
-from erniekit.build.data import audio_of_model, sample_limits, training_dataset, training_sources
+from erniekit.build.data import audio_of_model, sample_limits, training_dataset
 from erniekit.build.model import begin, initial_weights, open_model
+from erniekit.build.sources import training_sources
 from erniekit.config import Config
 from erniekit.data.batch import Batch
 from erniekit.data.collate import collate
@@ -37,14 +39,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SECONDS = 50.0
-SPEAK_EVERY = 10.0  # seconds, once the loss is where it should be
+SPEAK_EVERY = 50  # steps, once the loss is where it should be
 LEARNED = 0.99  # the share of the codes of a recording
 RECENT_STEPS = 10
 GOAL, GOAL_OF_PAIRS = 0.1, 0.8  # of the first loss; preference losses have their minimum at many places
 LEARNING_RATE_FROM_WEIGHTS, LEARNING_RATE_FROM_SCRATCH = 1e-4, 1e-3
 
 
-def overfit_check(config: Config) -> bool:
+def overfit_check(config: Config, *, seconds: float = SECONDS, steps: float = math.inf) -> bool:
     """Train on the first sample alone until its loss is a tenth of what it was, or a minute has passed.
 
     A pair is learned when its chosen answer has the higher reward and the loss is four fifths of what it was, a
@@ -53,6 +55,9 @@ def overfit_check(config: Config) -> bool:
     Everything that a run needs is exercised (files, template, model, loss, optimizer), nothing else is written. The
     learning rate is constant and at least 1e-4 (1e-3 from random weights), because a handful of steps must show an
     effect.
+
+    Args:
+        seconds, steps: when it ends at the latest, whichever comes first.
 
     Returns:
         Whether the sample was learned.
@@ -102,16 +107,16 @@ def overfit_check(config: Config) -> bool:
             )
             return False
         losses.append(result.totals.loss)
-        loss, seconds = mean(losses), time.monotonic() - start
+        loss, taken = mean(losses), time.monotonic() - start
         first = loss if step == 0 else first
         step += 1
         reached = loss < goal * first and result.totals.metrics.get("reward_accuracy", 1.0) == 1.0
-        learned, said, ends = reached and recording is None, "", seconds > SECONDS
-        if recording is not None and (ends or (reached and seconds - last_said > SPEAK_EVERY)):
+        learned, said, ends = reached and recording is None, "", taken > seconds or step >= steps
+        if recording is not None and (ends or (reached and step - last_said >= SPEAK_EVERY)):
             share, said = recording.say(model)
-            learned, last_said = share >= LEARNED or (reached and ends), seconds
+            learned, last_said = share >= LEARNED or (reached and ends), step
         if step == 1 or step % 10 == 0 or learned or said:
-            logger.info(f"step {step:>3}  loss {loss:.4f}  {seconds:.1f} s{said}")
+            logger.info(f"step {step:>3}  loss {loss:.4f}  {taken:.1f} s{said}")
         if learned:
             logger.info(f"OK: the model learned the sample, loss {first:.3f} -> {loss:.3f} in {step} steps{said}.")
             return True

@@ -16,6 +16,7 @@ from erniekit.build.codec import codec_opener
 from erniekit.build.data import training_dataset
 from erniekit.build.speech import codec_of_run
 from erniekit.build.speech_checks import POCKETSPHINX
+from erniekit.build.speech_tokens import SpeechTokens
 from erniekit.config import Config
 from erniekit.config.sections.speaking import SpeakingParameters
 from erniekit.data.ar_nar_codes import TTS, ArNarCodes
@@ -33,7 +34,6 @@ from erniekit.inference.sampling import Sampling
 from erniekit.inference.speaking import CodeWriter, PreparedUtterance
 from erniekit.inference.speaking.ar_nar import ArNar
 from erniekit.inference.speaking.judge import Judge, heard, open_judge
-from erniekit.inference.speaking.prompts import SpeechTokens
 from erniekit.inference.speaking.sound_files import write_sound
 from erniekit.inference.speaking.unmasking import Unmasking
 from erniekit.model.architectures.speaking import code_layout
@@ -41,6 +41,7 @@ from erniekit.model.decoder import Decoder
 from erniekit.training.objectives.reference import eval_mode
 
 SPOKEN, ORIGINAL = "spoken.wav", "original.wav"
+DRAWS = 4  # of masks in a step: one alone says little of what the next one needs
 EXACTLY = SpeakingParameters(guidance_scale=0.0, position_temperature=0.0, class_temperature=0.0)
 
 
@@ -67,11 +68,11 @@ class RecordingToLearn:
     judge: Judge | None = None
 
     def batches(self) -> Iterator[Batch]:
-        """Return the batch of each step: the recording with other masks, or as all of its levels."""
+        """Return the batch of each step: the recording under some masks, others at each step, or as all its levels."""
         drawing = always_told(self.dataset.drawing)
         if isinstance(drawing, MaskedCodes):
             masked = _source(self.dataset, self.index, drawing)
-            return (self._batch([masked(epoch)]) for epoch in count())
+            return (self._batch([masked(epoch) for epoch in range(first, first + DRAWS)]) for first in count(0, DRAWS))
         levels = [_source(self.dataset, self.index, one_level(drawing, level)) for level in range(drawing.levels)]
         return repeat(self._batch([source(0) for source in levels]))
 
@@ -181,7 +182,8 @@ def equal_share(written: np.ndarray, codes: np.ndarray) -> float:
 def always_told(drawing: Any) -> MaskedCodes | ArNarCodes:
     """Return a drawing whose samples are all told the same, so that one prompt asks for what they teach."""
     if isinstance(drawing, MaskedCodes):
-        return replace(drawing, condition_dropout=0.0, language=1.0, instruct=1.0, only_instruct=0.0, pinyin=0.0)
+        told = replace(drawing, condition_dropout=0.0, language=1.0, instruct=1.0, only_instruct=0.0, pinyin=0.0)
+        return replace(told, prompt_ratio=(0.0, 0.0))
     return replace(drawing, tasks=(TTS,), condition_dropout=0.0, prompt_dropout=1.0, language=1.0)
 
 

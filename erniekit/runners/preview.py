@@ -13,14 +13,13 @@ from erniekit.build.data import (
     count_steps,
     evaluation_dataset,
     evaluation_plan,
-    evaluation_sources,
     has_evaluation_data,
     training_dataset,
     training_plan,
-    training_sources,
 )
 from erniekit.build.model import open_tokenizer
 from erniekit.build.preflight import preflight
+from erniekit.build.sources import evaluation_sources, training_sources
 from erniekit.config import Config
 from erniekit.data.ar_nar_codes import ArNarCodes
 from erniekit.data.batch import Batch

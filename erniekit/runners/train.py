@@ -21,19 +21,22 @@ from erniekit.build.checkpoint import (
     shards_of,
 )
 from erniekit.build.checks import read_generation_config
-from erniekit.build.data import RunData, open_local_data, plan_run_data, training_sources
+from erniekit.build.codec_folder import codec_candidates, differing_codecs
+from erniekit.build.data import RunData, open_local_data, plan_run_data
 from erniekit.build.distributed import join_ranks, moment_storage, optimizer_and_ranks, topology_and_rank
 from erniekit.build.model import announce_dense_mask, begin, model_folder, open_model
 from erniekit.build.parts import relative_learning_rates
 from erniekit.build.precision import initial_loss_scale, loss_scale_bounds
+from erniekit.build.sources import training_sources
 from erniekit.build.speech import codec_of_run
+from erniekit.build.text_reading import TextReading, read_text_reading, write_text_reading
 from erniekit.config import Config
 from erniekit.data.loader import prefetch
 from erniekit.data.split import read_part
 from erniekit.data.templates.ernie import published_files
 from erniekit.data.units import SpokenText
 from erniekit.distributed.topology import Topology
-from erniekit.inference.speaking.text import measured_rate, write_speech_rate
+from erniekit.inference.speaking.text import measured_rate
 from erniekit.launch.data_ahead import wait_for_data
 from erniekit.model.decoder import Decoder
 from erniekit.model.lora.lora import named_trainable_parameters
@@ -123,18 +126,31 @@ def run_training(config: Config) -> TrainResult:
 
 
 def _tell_codes(config: Config, *, writes: bool) -> None:
-    """Log which codes are read, and write down how fast the data is spoken as far as its first recordings tell: so long
-    the model takes for a text later, where nobody says it."""
+    """Log which codes are read, and write down how texts become ids, and how fast the data is spoken as far as its
+    first recordings tell: so long the model takes for a text later, where nobody says it."""
     codec = codec_of_run(config)
     logger.info(f"codes: {codec}")
+    sources = {"train_dataset_path": config.training.train_dataset_path}
+    for other in differing_codecs(codec.folder, codec_candidates([model_folder(config)], sources)):
+        logger.warning(
+            f"codec: {codec.folder} has other weights than {other}, which belongs to the data or the model: codes of "
+            "one codec are noise to another"
+        )
+    known = read_text_reading([model_folder(config)]) if config.basic.continue_training else None
+    if known is not None and known.frontend != config.speech.text_frontend:
+        logger.warning(
+            f"text_frontend: {config.speech.text_frontend}, and the model has been trained with {known.frontend}: it "
+            "learns to read anew"
+        )
     if not writes or not codec.frame_rate:
         return
     items = chain.from_iterable(map(read_part, training_sources(config)))
     spoken = (record for item in items if isinstance(item, tuple) and isinstance(record := item[1], SpokenText))
     first = islice(spoken, MEASURED_RECORDINGS)
     rate = measured_rate((record.text, record.shape[1] / codec.frame_rate) for record in first)
-    if rate is not None:
-        write_speech_rate(config.output_dir, rate)
+    section = config.speech
+    reading = TextReading(section.text_frontend, rate, section.language_probability > 0)
+    write_text_reading(config.output_dir, reading)
 
 
 def _describe_optimizer(config: Config, parameters: Mapping[str, Tensor], topology: Topology) -> None:

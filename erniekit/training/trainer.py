@@ -407,10 +407,15 @@ class Trainer:
         folder = self.config.output_dir / f"export-{self.state.step}"
         self._saver.wait()
         if self.ranks.is_main_process:
-            write_folder(folder, self.write_model)
+            write_folder(folder, self._write_described_model)
         else:
             self.write_model(None)
         logger.info(f"export: {folder} holds the model after step {self.state.step:,}")
+
+    def _write_described_model(self, folder: Path) -> None:
+        """Write the model, and the parameters of the run, which say how to use it."""
+        self.write_model(folder)
+        write_config(folder, self.resolved_config)
 
     def _save_final_model(self) -> None:
         self._saver.wait()

@@ -19,7 +19,6 @@ from erniekit.config import Config
 from erniekit.data.media import log_mel
 from erniekit.data.media.audio_batch import window_states
 from erniekit.data.media.clip import AudioInputs
-from erniekit.data.split import Split
 from erniekit.distributed.mesh import SINGLE_PROCESS_MESH
 from erniekit.distributed.topology import Topology
 from erniekit.model import processor_files
@@ -63,19 +62,6 @@ def test_rows_of_evaluation_are_formed_as_asked(
         return [batch.samples for step in range(plan.steps_in_epoch(0)) for batch in plan.micro_batches(step)]
 
     assert batches(**values) != batches(packing=values.get("packing", True) or "batch_tokens" not in values)
-
-
-@pytest.mark.proves("eval_split")
-def test_both_parts_of_a_split_come_from_the_training_files(make_config: Callable[..., Config]) -> None:
-    config = make_config(
-        train_dataset_path="a.jsonl,b.jsonl", train_dataset_type="erniekit,alpaca", train_dataset_prob="0.3,0.7",
-        eval_split=0.2, seed=5,
-    )  # fmt: skip
-    training, held_out = data.training_sources(config), data.evaluation_sources(config)
-    assert [source.split for source in training] == [Split(0.2, 5, False)] * 2
-    assert held_out == [replace(source, split=Split(0.2, 5, True)) for source in training]
-    assert data.has_evaluation_data(config) and not data.has_evaluation_data(make_config())
-    assert data.training_sources(make_config())[0].split is None
 
 
 def test_what_the_encoder_of_a_model_takes(make_config: Callable[..., Config], monkeypatch: Any) -> None:
@@ -211,17 +197,6 @@ def test_where_packed_data_lies_and_what_it_must_hold(
     assert told["needs_scores"]
 
 
-def test_files_with_their_formats_and_weights(make_config: Callable[..., Config], records: Path, pairs: Path) -> None:
-    asked = {"path": [str(records), str(pairs)], "type": ["erniekit", "messages"], "prob": [0.25, 0.75]}
-
-    def seen(sources: list[Any]) -> list[tuple[Any, ...]]:
-        return [(source.path, source.kind, source.probability) for source in sources]
-
-    for which, read in (("train", data.training_sources), ("eval", data.evaluation_sources)):
-        config = make_config(**{f"{which}_dataset_{name}": value for name, value in asked.items()})
-        assert seen(read(config)) == [(records, "erniekit", 0.25), (pairs, "messages", 0.75)]
-
-
 @pytest.mark.parametrize(("values", "steps"), [({}, 4), ({"max_steps": None, "num_train_epochs": 3}, 30)])
 def test_how_long_a_run_is(values: dict[str, Any], steps: int, make_config: Callable[..., Config]) -> None:
     plan: Any = SimpleNamespace(total_steps=lambda limit, epochs: limit if limit > 0 else 10 * epochs)
@@ -294,14 +269,3 @@ def test_features_are_computed_as_the_files_of_processors_say():
     """`model` and `data` never import each other, so each has these numbers."""
     said = (processor_files.HOP, processor_files.SAMPLING_RATE, processor_files.N_FFT)
     assert said == (AudioInputs.hop, AudioInputs.sampling_rate, log_mel.N_FFT)
-
-
-def test_interleaving_follows_the_run(make_config: Callable[..., Config]) -> None:
-    tokens = {"<|unit0|>": 5, "<|unit1|>": 6, "<|continue|>": 7, "<|correspond|>": 8}
-    tokenizer: Any = SimpleNamespace(token_id=tokens.get, bos_id=1, eos_id=2)
-    usual = data.interleaving_of(make_config(stage="PT"), tokenizer)
-    assert (usual.tokens.ids, usual.tokens.continue_id, usual.tokens.correspond_id) == ((5, 6), 7, 8)
-    assert (usual.seed, usual.max_seq_len, usual.truncates, usual.segment_units) == (42, 128, True, 500)
-    told = make_config(stage="PT", seed=7, max_seq_len=64, over_length_policy="drop", interleave_segment_seconds=2)
-    other = data.interleaving_of(told, tokenizer)
-    assert (other.seed, other.max_seq_len, other.truncates, other.segment_units) == (7, 64, False, 100)

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from erniekit.build.checks import as_weights_have_it
+from erniekit.build.drawing import code_drawing
 from erniekit.build.model import open_tokenizer, read_model_config
 from erniekit.build.parts import frozen_parts, part_notes
-from erniekit.build.speech import codec_of_run, control_tokens_of, drawing_of, speaking_config, trained_levels
+from erniekit.build.speech import codec_of_run, speaking_config, trained_levels
+from erniekit.build.speech_tokens import control_tokens_of
 from erniekit.config import Config
 from erniekit.data.media.codes_folder import CodesFacts, write_facts
 from erniekit.data.tokenizers.tokenizer import load_tokenizer
@@ -102,7 +104,7 @@ def test_sizes_stand_for_a_codec_that_is_not_here_yet(speech: MakeConfig, tmp_pa
     assert (found.levels, found.codebook_size, found.frame_rate) == (8, 1024, 0)
     assert code_layout(read_model_config(config)).levels == 8
     with pytest.raises(ConfigurationError, match="is not here yet"):
-        drawing_of(config, read_model_config(config), open_tokenizer(config)[0])
+        code_drawing(config, read_model_config(config), open_tokenizer(config)[0])
 
 
 def test_the_codec_in_the_folder_of_the_model_is_the_last_choice(
@@ -186,7 +188,7 @@ def test_a_checkpoint_holds_the_codes_of_a_wrapped_model(speech: MakeConfig, spe
 
 def test_masked_samples_are_drawn_with_the_tokens_of_the_run(speech: MakeConfig) -> None:
     config = speech(code_mask_ratio="0.2,0.9", max_seq_len=100)
-    drawing = drawing_of(config, read_model_config(config), open_tokenizer(config)[0])
+    drawing = code_drawing(config, read_model_config(config), open_tokenizer(config)[0])
     assert (drawing.levels, drawing.codebook_size, drawing.mask_id, drawing.frame_rate) == (2, 32, 32, 62.5)
     assert drawing.mask_ratio == (0.2, 0.9) and drawing.max_seq_len == 100
     assert list(drawing.tokens[:7]) == [(SIZE + number,) for number in range(7)]
@@ -195,10 +197,10 @@ def test_masked_samples_are_drawn_with_the_tokens_of_the_run(speech: MakeConfig)
 def test_samples_of_levels_are_drawn_with_the_rows_of_the_model(speech: MakeConfig) -> None:
     config = speech(tts_objective="ar_nar", tts_tasks="tts stt")
     model = read_model_config(config)
-    drawing, layout = drawing_of(config, model, open_tokenizer(config)[0]), code_layout(model)
+    drawing, layout = code_drawing(config, model, open_tokenizer(config)[0]), code_layout(model)
     assert drawing.tasks == ("tts", "stt") and drawing.level_weights == pytest.approx((2 / 3, 1 / 3))
-    assert drawing.rows.prompts == (0, 32) and drawing.rows.ar == 64 and drawing.rows.nar == (97,)
-    assert drawing.rows.stop == 96 and drawing.rows.total == layout.rows == 129
+    assert (drawing.prompt_rows, drawing.written_row, drawing.whole_rows) == ((0, 32), 64, (97,))
+    assert layout.rows == 129
     assert len({drawing.separator, *drawing.level_ids, *drawing.text_ends, *drawing.language_ends}) == 7
 
 

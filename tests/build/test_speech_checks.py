@@ -82,3 +82,14 @@ def test_a_judge_can_be_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 def test_nobody_judges_where_nothing_is_said() -> None:
     speech_checks.check_judge(judged("nowhere", eval_answers=0))
     speech_checks.check_judge(config())
+
+
+@pytest.mark.proves("metric_for_best_model", "eval_answers")
+def test_the_most_similar_voice_is_chosen_where_voices_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = judged("", metric_for_best_model="speaker_similarity")
+    monkeypatch.setattr(speech_checks, "is_importable", lambda name: name == "resemblyzer")
+    speech_checks.check_voices(asked)
+    monkeypatch.setattr(speech_checks, "is_importable", lambda name: False)
+    with pytest.raises(UserError, match="eval_speaker_similarity`: Resemblyzer is not installed"):
+        speech_checks.check_voices(asked)
+    speech_checks.check_voices(judged(""))

@@ -71,3 +71,15 @@ def test_an_unknown_key_has_its_file_and_line(
     bad.write_text('{\n  "steps": 3,\n  "stepz": 5\n}', encoding="utf-8")
     assert main(["import", "omnivoice", str(bad), files[1]]) == 2
     assert f"{bad}:3: `stepz`: unknown key" in capsys.readouterr().err
+
+
+def test_a_file_that_cannot_be_written_is_told(
+    files: tuple[str, str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    for words in (
+        ["--output", str(tmp_path / "file" / "ours.yaml")],
+        ["--model-folder", str(tmp_path / "file" / "model")],
+    ):
+        assert main(["import", "vall-e", files[2], *ADAMW, *words]) == 2
+        assert "cannot be written: " in capsys.readouterr().err

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import soundfile
 
+from erniekit.build.text_reading import TEXT_READING_FILE, TextReading, write_text_reading
 from erniekit.cli import main
 from tests.inference.speaking.speaker_folder import CODES, LEVELS, speaker_folder
 
@@ -136,3 +137,18 @@ def test_the_configuration_of_a_run_names_the_model_that_it_has_left(
     assert speak(path, "--text", "one", "--output", tmp_path / "a.wav") == 0
     shown = capsys.readouterr()
     assert (tmp_path / "a.wav").is_file() and "no effect" not in shown.out + shown.err
+
+
+def test_a_published_model_is_told_languages_by_their_codes(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--text", "one", "--duration", "0.2", "--language", "English", "--output", tmp_path / "a.wav"]
+    assert speak(model, *words) == 0
+    assert "warning: --text: language: 'English' is no code of a language" in capsys.readouterr().err
+    write_text_reading(model, TextReading(tells_language=False))
+    try:
+        assert speak(model, *words[:-1], tmp_path / "b.wav") == 0
+    finally:
+        (model / TEXT_READING_FILE).unlink()
+    shown = capsys.readouterr().err
+    assert "warning" not in shown and "no effect: --language, because the model was trained with" in shown

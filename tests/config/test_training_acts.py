@@ -203,7 +203,7 @@ def test_a_format_that_is_not_named_is_recognised_and_told_once(
 
 @pytest.mark.proves("media_dir")
 def test_recordings_lie_in_the_folders_that_are_named(make_config: Callable[..., Config], tmp_path: Path) -> None:
-    from erniekit.build.data import evaluation_sources, training_sources
+    from erniekit.build.sources import evaluation_sources, training_sources
     from erniekit.data.formats.registry import read_records
 
     (tmp_path / "clips").mkdir()

@@ -11,14 +11,14 @@ from erniekit.data.ar_nar_codes import ArNarCodes
 from erniekit.data.code_reader import SpeechFacts
 from erniekit.data.conversation import Source
 from erniekit.data.dataset import Dataset
-from erniekit.data.drawing import CodeRows, Drawing
+from erniekit.data.drawing import Drawing
 from erniekit.data.masked_codes import MaskedCodes, StyleTokens
 from erniekit.data.token_cache import TokenArrays
 from erniekit.data.units import CODES
 
 LEVELS, CODEBOOK_SIZE, FRAME_RATE = 4, 16, 25.0
 STYLE = StyleTokens((1,), (2,), (3,), (4,), (5,), (6,), (7,), (8, 9))
-ROWS = CodeRows(prompts=(0, 16, 32, 48), ar=64, nar=(81, 97, 113), stop=80, total=129)
+PROMPT_ROWS, WRITTEN_ROW, WHOLE_ROWS = (0, 16, 32, 48), 64, (81, 97, 113)
 
 
 def recordings(
@@ -84,7 +84,8 @@ def ar_nar(**changes: Any) -> ArNarCodes:
         "condition_dropout": 0.1, "prompt_dropout": 0.1, "language": 0.8, "text_loss": True, "prompt_loss": True,
         "both_ways": True, "restarts_positions": False, "separator": 10, "level_ids": (11, 12, 13, 14),
         "task_ids": (("continuation", 15), ("stt", 16)), "text_ends": (17, 18), "language_ends": (19, 20),
-        "rows": ROWS, "max_seq_len": 1000, "space": (21,),
+        "prompt_rows": PROMPT_ROWS, "written_row": WRITTEN_ROW, "whole_rows": WHOLE_ROWS, "max_seq_len": 1000,
+        "space": (21,),
     }  # fmt: skip
     return ArNarCodes(**{**values, **changes})
 

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from erniekit.data.conversation import Source
-from erniekit.data.dataset import Dataset, open_dataset
+from erniekit.data.dataset import Dataset
 from erniekit.data.masked_codes import MaskedCodes
 from erniekit.data.media.code_shards import CodedRecording, Shard, write_index, write_shard
+from erniekit.data.open_dataset import open_dataset
 from erniekit.data.speech_samples import SpeechSettings
 from erniekit.data.tokenizers.tokenizer import Tokenizer
 from erniekit.data.units import CODES

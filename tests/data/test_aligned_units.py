@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from erniekit.data.conversation import Source
-from erniekit.data.dataset import Dataset, open_dataset
+from erniekit.data.dataset import Dataset
 from erniekit.data.formats.registry import read_records, recognise
+from erniekit.data.open_dataset import open_dataset
 from erniekit.data.units import ALIGNED_UNITS, AlignedUnits, AlignedWord
 from erniekit.data.word_borders import PlacedWord, place_words
 from erniekit.errors import DataError

@@ -16,7 +16,16 @@ from erniekit.data.drawing import SpokenFacts
 from erniekit.data.mixing import Purpose, generator
 from erniekit.data.templates.ernie import IGNORE_INDEX, Sample
 from erniekit.data.token_cache import TokenArrays
-from tests.data.coded_recordings import CODEBOOK_SIZE, FRAME_RATE, LEVELS, ROWS, ar_nar, recordings
+from tests.data.coded_recordings import (
+    CODEBOOK_SIZE,
+    FRAME_RATE,
+    LEVELS,
+    PROMPT_ROWS,
+    WHOLE_ROWS,
+    WRITTEN_ROW,
+    ar_nar,
+    recordings,
+)
 
 SEPARATOR, STOP = 10, CODEBOOK_SIZE
 
@@ -113,7 +122,7 @@ def by_hand(settings: ArNarCodes, arrays: TokenArrays, index: int, epoch: int) -
 
     if task == "stt":
         for t in range(len(own[0])):
-            made.frame([ROWS.ar + own[0][t], *(ROWS.nar[k] + own[k][t] for k in range(1, settings.levels - 1))])
+            made.frame([WRITTEN_ROW + own[0][t], *(WHOLE_ROWS[k] + own[k][t] for k in range(1, settings.levels - 1))])
         separator()
         say_language()
         say([settings.level_ids[0]])
@@ -138,7 +147,7 @@ def by_hand(settings: ArNarCodes, arrays: TokenArrays, index: int, epoch: int) -
             if settings.prompt_loss and level == 0 and t + 1 < len(prompt[0]):
                 made.code_labels[made.next, 0] = prompt[0][t + 1]
                 made.parts[made.next] = CodePart.PROMPT
-            made.frame([ROWS.prompts[k] + prompt[k][t] for k in range(max(1, level))])
+            made.frame([PROMPT_ROWS[k] + prompt[k][t] for k in range(max(1, level))])
         if task == "continuation":
             made.token(15)
         separator()
@@ -146,11 +155,11 @@ def by_hand(settings: ArNarCodes, arrays: TokenArrays, index: int, epoch: int) -
         if level:
             made.code_labels[made.next, level] = response[level][t]
             made.parts[made.next] = CodePart.RESPONSE
-            made.frame([ROWS.nar[k] + response[k][t] for k in range(level)])
+            made.frame([WHOLE_ROWS[k] + response[k][t] for k in range(level)])
         else:
             made.code_labels[made.next - 1, 0] = response[0][t]
             made.parts[made.next - 1] = CodePart.RESPONSE
-            made.frame([ROWS.ar + response[0][t]])
+            made.frame([WRITTEN_ROW + response[0][t]])
     if level == 0:
         made.code_labels[made.next - 1, 0] = STOP
         made.parts[made.next - 1] = CodePart.RESPONSE
@@ -206,10 +215,8 @@ def test_positions_restart_at_each_segment_with_its_separator() -> None:
 
 
 def test_codes_of_one_level_are_always_written_one_after_another() -> None:
-    from erniekit.data.drawing import CodeRows
-
-    rows = CodeRows(prompts=(0,), ar=16, nar=(), stop=32, total=33)
-    settings = ar_nar(levels=1, level_weights=(1.0,), level_ids=(11,), rows=rows)
+    rows = {"prompt_rows": (0,), "written_row": 16, "whole_rows": ()}
+    settings = ar_nar(levels=1, level_weights=(1.0,), level_ids=(11,), **rows)
     source = source_of(settings, recordings(30, levels=1))
     for index in range(30):
         sample = source.sample(index, 0)

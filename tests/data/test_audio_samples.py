@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 
 from erniekit.data.conversation import Source
-from erniekit.data.dataset import Dataset, open_dataset, open_packed_dataset
+from erniekit.data.dataset import Dataset
 from erniekit.data.eval_sampler import EvaluationPlan
 from erniekit.data.loader import deserialize_batches, deserialize_index, prefetch, serialize_batches, serialize_index
+from erniekit.data.open_dataset import open_dataset, open_packed_dataset
 from erniekit.data.packed import DataFingerprint, write_packed
 from erniekit.data.sampler import StepPlan
 from erniekit.data.token_cache import MANIFEST
@@ -313,7 +314,7 @@ def test_a_packed_folder_keeps_the_recordings(open_spoken, records, tokenizer, t
 MEASURE = """
 import re, sys
 from erniekit.data.conversation import Source
-from erniekit.data.dataset import open_dataset
+from erniekit.data.open_dataset import open_dataset
 from erniekit.data.loader import prefetch
 from erniekit.data.sampler import StepPlan
 from erniekit.data.tokenizers.tokenizer import load_tokenizer

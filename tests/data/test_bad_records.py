@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from erniekit.data.conversation import Source
-from erniekit.data.dataset import open_dataset
 from erniekit.data.formats.problems import ProblemList, RecordProblem, SkippedRecords, SourceProblems
+from erniekit.data.open_dataset import open_dataset
 from erniekit.errors import DataError
 
 GOOD = {"src": "how many?", "tgt": "six apples"}

@@ -12,7 +12,7 @@ import pytest
 
 from erniekit.data import tokenize
 from erniekit.data.conversation import Conversation, Source, Turn
-from erniekit.data.dataset import open_dataset
+from erniekit.data.open_dataset import open_dataset
 from erniekit.data.templates.ernie import IGNORE_INDEX, Segment, chat_template, encode_sample
 from erniekit.data.tokenizers.tokenizer import load_tokenizer
 from erniekit.errors import DataError
@@ -86,7 +86,7 @@ def test_the_report_lists_unused_fields_and_the_cache_keeps_them(opened, make_so
         "  field not used: sytem (1 record, first at line 2): did you mean system?",
         "  field not used: topic (2 records)",
     ]
-    monkeypatch.setattr("erniekit.data.dataset.tokenise", lambda *args: pytest.fail("tokenised again"))
+    monkeypatch.setattr("erniekit.data.open_dataset.tokenise", lambda *args: pytest.fail("tokenised again"))
     assert str(opened(source).report) == str(first.report)
 
 
@@ -335,7 +335,7 @@ def test_a_source_of_probability_zero_is_not_read_but_keeps_its_number(opened, m
 def test_the_second_opening_reads_the_cache(opened, make_source, monkeypatch):
     source = make_source([exchange(), long_dialogue(30)])
     first = opened(source)
-    monkeypatch.setattr("erniekit.data.dataset.tokenise", lambda *args: pytest.fail("tokenised again"))
+    monkeypatch.setattr("erniekit.data.open_dataset.tokenise", lambda *args: pytest.fail("tokenised again"))
     again = opened(source)
     assert again.sample(0).labels.tolist() == first.sample(0).labels.tolist()
     assert again.report == first.report
@@ -399,7 +399,7 @@ def test_blocks_do_not_change_the_samples(opened, make_source, monkeypatch, tmp_
 
 MEASURE = """
 import re, sys
-from erniekit.data.dataset import open_dataset
+from erniekit.data.open_dataset import open_dataset
 from erniekit.data.conversation import Source
 from erniekit.data.templates.ernie import chat_template
 from erniekit.data.tokenizers.tokenizer import load_tokenizer

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from erniekit.data.dataset import open_dataset
+from erniekit.data.open_dataset import open_dataset
 from erniekit.data.templates.ernie import chat_template, encode_sample
 from erniekit.data.tokenizers.tokenizer import load_tokenizer
 from tests.data.conftest import write_tokenizer

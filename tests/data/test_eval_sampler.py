@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from erniekit.data.dataset import open_dataset
 from erniekit.data.eval_sampler import EvaluationPlan
+from erniekit.data.open_dataset import open_dataset
 
 
 @pytest.fixture

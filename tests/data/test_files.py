@@ -7,11 +7,11 @@ import os
 import pytest
 
 from erniekit.data.conversation import Conversation, PlainText, Source, Turn
-from erniekit.data.dataset import open_dataset
 from erniekit.data.formats import encodings
 from erniekit.data.formats.files import read_values
 from erniekit.data.formats.problems import Effect, RecordProblem
 from erniekit.data.formats.registry import read_records, recognise
+from erniekit.data.open_dataset import open_dataset
 from erniekit.errors import DataError
 
 

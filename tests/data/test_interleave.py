@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from erniekit.data.conversation import Source
-from erniekit.data.dataset import Dataset, open_dataset
+from erniekit.data.dataset import Dataset
 from erniekit.data.interleave import Interleaving, draw_segments, truncated_normal
+from erniekit.data.open_dataset import open_dataset
 from erniekit.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from erniekit.data.unit_tokens import unit_tokens
 from erniekit.data.units import ALIGNED_UNITS

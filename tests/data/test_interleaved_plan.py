@@ -12,9 +12,10 @@ import pytest
 
 from erniekit.data.batch import Batch
 from erniekit.data.conversation import Source
-from erniekit.data.dataset import Dataset, open_dataset, open_packed_dataset
+from erniekit.data.dataset import Dataset
 from erniekit.data.eval_sampler import EvaluationPlan
 from erniekit.data.loader import ArrayMessage, deserialize_index, prefetch, serialize_index
+from erniekit.data.open_dataset import open_dataset, open_packed_dataset
 from erniekit.data.packed import DataFingerprint, write_packed
 from erniekit.data.sampler import StepPlan
 from erniekit.data.tokenizers.tokenizer import Tokenizer

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from erniekit.data.conversation import Conversation, Turn
-from erniekit.data.dataset import open_dataset
+from erniekit.data.open_dataset import open_dataset
 from erniekit.data.templates.ernie import (
     IGNORE_INDEX,
     ErnieTemplate,

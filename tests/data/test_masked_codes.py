@@ -27,7 +27,7 @@ def replayed(settings: MaskedCodes, arrays: TokenArrays, index: int, epoch: int,
     """The ids, codes [C, T] and labels of a recording by the package's steps, one after another, with our numbers."""
     n, reader = len(arrays.lines), CodeReader(arrays)
     u = generator(Purpose.CODE_CHOICES, settings.seed, epoch, number).random((n, 16))[index]
-    frames = reader.frames()
+    frames = SpokenFacts.of(arrays.spoken).frames
     stream = generator(Purpose.CODE_MASKS, settings.seed, epoch, number).random(int(frames.sum()) * LEVELS)
     first = int(frames[:index].sum()) * LEVELS
     codes = reader.codes(index)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from erniekit.data.collate import collate
 from erniekit.data.conversation import ASSISTANT, USER, Conversation, Preference, Turn
-from erniekit.data.dataset import open_dataset
 from erniekit.data.loader import prefetch
+from erniekit.data.open_dataset import open_dataset
 from erniekit.data.pairs import EncodedAnswer, encode_pair, join_pair
 from erniekit.data.sampler import StepPlan
 from erniekit.data.templates.ernie import IGNORE_INDEX, chat_template, encode_prompt, encode_sample
@@ -199,7 +199,7 @@ def write_tokenizer_with(tmp_path):
 
 def test_a_dataset_of_pairs_comes_back_from_its_cache(open_pairs, monkeypatch):
     first = open_pairs([RECORD, {**LONG, "sort": [0, 4]}])
-    monkeypatch.setattr("erniekit.data.dataset.tokenise", None)  # the second time nothing is tokenised
+    monkeypatch.setattr("erniekit.data.open_dataset.tokenise", None)  # the second time nothing is tokenised
     again = open_pairs([RECORD, {**LONG, "sort": [0, 4]}])
     assert again.pairs and len(again) == 2 and again.fingerprint == first.fingerprint
     for number in range(2):

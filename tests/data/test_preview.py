@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from erniekit.data.dataset import open_dataset
+from erniekit.data.open_dataset import open_dataset
 from erniekit.data.sampler import StepPlan
 from erniekit.runners.preview import READ, RESET, TRAINED, render_batch
 

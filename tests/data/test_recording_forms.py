@@ -13,8 +13,8 @@ import pytest
 from pyarrow import parquet
 
 from erniekit.data.conversation import Source
-from erniekit.data.dataset import open_dataset
 from erniekit.data.media.recording import read_clip
+from erniekit.data.open_dataset import open_dataset
 from tests.data.recordings import ListeningTemplate, audio_inputs, write_recording
 
 SECONDS = (0.3, 0.5)

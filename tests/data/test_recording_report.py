@@ -10,7 +10,7 @@ import pytest
 import soundfile
 
 from erniekit.data.conversation import Source
-from erniekit.data.dataset import open_dataset
+from erniekit.data.open_dataset import open_dataset
 from erniekit.data.recording_report import check_recordings
 from erniekit.data.sampler import StepPlan
 from erniekit.data.split import Split

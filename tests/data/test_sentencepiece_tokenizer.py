@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from erniekit.data.conversation import Source
-from erniekit.data.dataset import open_dataset
+from erniekit.data.open_dataset import open_dataset
 from erniekit.data.templates.ernie import ErnieTemplate, chat_template
 from erniekit.data.tokenizers.tokenizer import load_tokenizer
 from erniekit.errors import ModelFileError

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from erniekit.data.conversation import Source
-from erniekit.data.dataset import Dataset, open_dataset
+from erniekit.data.dataset import Dataset
 from erniekit.data.formats.problems import RecordProblem
+from erniekit.data.open_dataset import open_dataset
 from erniekit.data.split import Split, own_records
 from erniekit.errors import DataError
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from erniekit.data.conversation import Source
-from erniekit.data.dataset import open_dataset
 from erniekit.data.formats.problems import RecordProblem
 from erniekit.data.formats.registry import read_records
 from erniekit.data.formats.table import is_hub_dataset
+from erniekit.data.open_dataset import open_dataset
 from erniekit.errors import DataError
 
 RECORDS = [{"src": [f"question {number}"], "tgt": [f"answer {number}"]} for number in range(600)]

@@ -7,14 +7,14 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from erniekit.build.data import training_sources
+from erniekit.build.sources import training_sources
 from erniekit.config import Config
 from erniekit.data.collate import collate
 from erniekit.data.conversation import Source
-from erniekit.data.dataset import open_dataset
 from erniekit.data.formats.problems import MalformedError
 from erniekit.data.formats.registry import FORMATS, recognise
 from erniekit.data.formats.token_ids import is_token_ids, parse_token_ids
+from erniekit.data.open_dataset import open_dataset
 from erniekit.data.ready_tokens import ready_sample
 from erniekit.data.sampler import StepPlan
 from erniekit.data.units import TokenIds

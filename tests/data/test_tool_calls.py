@@ -7,10 +7,10 @@ import json
 import pytest
 
 from erniekit.data.conversation import Conversation
-from erniekit.data.dataset import open_dataset
 from erniekit.data.formats.problems import RecordProblem
 from erniekit.data.formats.registry import FORMATS, read_records
 from erniekit.data.formats.unused_fields import UnusedFields
+from erniekit.data.open_dataset import open_dataset
 from erniekit.data.templates.ernie import ErnieTemplate, TemplateRefusedError, chat_template, encode_sample
 from erniekit.data.templates.jinja import JinjaTemplate
 from erniekit.data.tokenizers.tokenizer import load_tokenizer

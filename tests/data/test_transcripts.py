@@ -9,8 +9,8 @@ import pytest
 import soundfile
 
 from erniekit.data.conversation import Source
-from erniekit.data.dataset import open_dataset
 from erniekit.data.media.clip import AudioInputs
+from erniekit.data.open_dataset import open_dataset
 from erniekit.data.templates.ernie import IGNORE_INDEX, chat_template
 from erniekit.data.templates.transcription import Request
 from erniekit.data.tokenizers.tokenizer import load_tokenizer

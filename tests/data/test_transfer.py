@@ -10,7 +10,7 @@ import pytest
 
 from erniekit.data.batch import Batch
 from erniekit.data.collate import collate
-from erniekit.data.dataset import Dataset, open_dataset, open_packed_dataset
+from erniekit.data.dataset import Dataset
 from erniekit.data.loader import (
     ArrayMessage,
     deserialize_batches,
@@ -18,6 +18,7 @@ from erniekit.data.loader import (
     serialize_batches,
     serialize_index,
 )
+from erniekit.data.open_dataset import open_dataset, open_packed_dataset
 from erniekit.data.packed import DataFingerprint, write_packed
 from erniekit.data.sampler import StepPlan
 from erniekit.data.templates.ernie import PairOffsets, Sample

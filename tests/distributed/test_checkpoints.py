@@ -32,6 +32,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Runs]:
     return cache(lambda model: Runs(model, folder))
 
 
+@pytest.fixture(scope="module")
+def short_runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Runs]:
+    """The same with half the layers."""
+    folder = tmp_path_factory.mktemp("short-checkpoints")
+    return cache(lambda model: Runs(model, folder, layers=4))
+
+
 def check(runs: Callable[[str], Runs], first: str, second: str, model: str) -> None:
     found = runs(model).compare(BY_NAME[first], BY_NAME[second])
     assert not list(wrong({(first, second): found})), found
@@ -40,8 +47,8 @@ def check(runs: Callable[[str], Runs], first: str, second: str, model: str) -> N
 @pytest.mark.distributed
 @pytest.mark.slow
 @pytest.mark.parametrize(("first", "second", "model"), SHORT)
-def test_a_layout_goes_on_from_a_checkpoint_of_another(runs, first: str, second: str, model: str) -> None:
-    check(runs, first, second, model)
+def test_a_layout_goes_on_from_a_checkpoint_of_another(short_runs, first: str, second: str, model: str) -> None:
+    check(short_runs, first, second, model)
 
 
 @pytest.mark.distributed

@@ -35,7 +35,6 @@ SHORT = [  # of few models and tasks, for each is run on one process first, by e
     ("ep2 over data", "moe", "sft"),
     ("tp2 x pp2 + sp", "dense", "sft"),
     ("tp2 x pp2 + sp", "dense", "new-tokens-lora"),
-    ("tp2 + sp", "dense", "tts"),
     ("pp2", "dense", "tts-ar-nar"),
 ]
 REST = [

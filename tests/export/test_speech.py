@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from erniekit.build.text_reading import TextReading, read_text_reading, write_text_reading
 from erniekit.cli import main
 from erniekit.data.tokenizers.tokenizer import load_tokenizer
-from erniekit.errors import ModelFileError
+from erniekit.errors import ConfigurationError, ModelFileError
 from erniekit.export.logit_difference import compare, prompt_logits
+from erniekit.export.speech import refuse_adapters_of_levels
 from erniekit.export.static_program import save_program
+from erniekit.export.trained_model import TrainedModel
 from erniekit.model.architectures.model_config import ModelConfig
+from erniekit.model.architectures.speaking import code_layout
 from erniekit.model.builder import build_model
 from erniekit.model.weights import named_weights, save_model_folder
 from tests.log_capture import captured_log
@@ -42,6 +47,27 @@ def test_an_exported_folder_has_the_weights_and_the_codec(trained: Path, tmp_pat
     expected, found = (named_weights(build_model(config, folder)) for folder in (trained, target))
     for name, weight in expected.items():
         np.testing.assert_array_equal(found[name].numpy(), weight.numpy(), err_msg=name)
+
+
+@pytest.mark.proves("text_frontend")
+def test_an_exported_folder_remembers_how_texts_are_read(trained: Path, tmp_path: Path) -> None:
+    write_text_reading(trained, TextReading("tokenizer", 0.125))
+    (trained / "training_config.yaml").write_text("stage: TTS\ntext_frontend: characters\n")
+    assert main(["export", str(trained), "--output", str(tmp_path / "exported")]) == 0
+    assert read_text_reading([tmp_path / "exported"]) == TextReading("characters", 0.125)
+
+
+@pytest.mark.proves("lora_codebooks")
+def test_adapters_of_some_levels_are_not_merged(trained: Path, tmp_path: Path) -> None:
+    def adapters_of(*served: int) -> TrainedModel:
+        return TrainedModel(trained, True, trained, "", {"lora_codebooks": list(served)})
+
+    refuse_adapters_of_levels(replace(adapters_of(0), is_adapter=False))
+    levels = code_layout(ModelConfig.from_folder(trained)).levels
+    refuse_adapters_of_levels(adapters_of())
+    refuse_adapters_of_levels(adapters_of(*range(levels)))
+    with pytest.raises(ConfigurationError, match=r"the adapters serve the levels 0 of \d .*merged weights would serve"):
+        refuse_adapters_of_levels(adapters_of(0))
 
 
 def test_a_missing_codec_is_told(trained: Path, tmp_path: Path) -> None:

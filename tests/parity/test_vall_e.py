@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from erniekit.build.speech_tokens import SpeechTokens
 from erniekit.config.sections.speaking import SpeakingParameters
 from erniekit.inference.sampling import Sampling
 from erniekit.inference.speaking import PreparedUtterance
 from erniekit.inference.speaking.ar_nar import ArNar
-from erniekit.inference.speaking.prompts import SpeechTokens
 from erniekit.model.architectures.speaking import code_layout
 from erniekit.model.weights import save_model_folder
 from tests.model.tiny_speech import CODES, LEVELS, speaking_model, vall_e_config

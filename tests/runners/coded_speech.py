@@ -15,19 +15,20 @@ WORDS = ("one", "two", "three", "four")
 LEVELS, CODES, FRAMES_OF_A_WORD = 2, 8, 5
 
 
-def coded_speech(folder: Path, count: int = 12, *, seed: int = 0, speakers: int = 3) -> Path:
-    """Write a shard of recordings of one to three words, with its index, `codes.json` and the codec."""
+def coded_speech(folder: Path, count: int = 12, *, seed: int = 0, speakers: int = 3, shards: int = 1) -> Path:
+    """Write shards of recordings of one to three words, with their index, `codes.json` and the codec."""
     random = np.random.default_rng(seed)
     codec = _codec(np.random.default_rng(99))  # the same for all data
     for name in ("audios", "txts", CODEC):
         (folder / name).mkdir(parents=True)
     codec.save(folder / CODEC)
     samples = [_recording(number, random, codec.frame_rate, speakers) for number in range(count)]
-    shard = write_shard(shard_files(folder, 0), samples, CODES)
-    write_index(folder / "data.lst", [shard])
+    written = [write_shard(shard_files(folder, number), samples[number::shards], CODES) for number in range(shards)]
+    write_index(folder / "data.lst", written)
+    seconds = sum(shard.seconds or 0.0 for shard in written)
     sizes = (codec.sampling_rate, codec.frame_rate, LEVELS, CODES)
     write_facts(
-        folder, CodesFacts(CODEC, codec.fingerprint, *sizes, {}, complete=True, recordings=count, seconds=shard.seconds)
+        folder, CodesFacts(CODEC, codec.fingerprint, *sizes, {}, complete=True, recordings=count, seconds=seconds)
     )
     return folder
 
@@ -49,6 +50,7 @@ def _recording(number: int, random: np.random.Generator, frame_rate: float, spea
         "text": " ".join(WORDS[word] for word in said),
         "speaker": f"s{number % speakers}",
         "language": "en",
+        "instruct": "calm",
         "num_tokens": frames,
         "audio_duration": round(frames / frame_rate, 3),
     }

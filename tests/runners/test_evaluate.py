@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from erniekit.cli import main
 from erniekit.cli.eval import evaluation_config
 from erniekit.errors import CheckpointError, ConfigurationError, ModelFileError
+from erniekit.runners import evaluate as evaluate_module
 from erniekit.runners.evaluate import run_evaluation
 from tests.log_capture import captured_log
 
@@ -279,3 +281,27 @@ def test_the_best_adapters_are_what_a_run_leaves(
     resumed = train(**{**values, "max_steps": 5, "resume_from_checkpoint": True})
     assert sorted(path.name for path in run.output.glob("checkpoint-*")) == ["checkpoint-1", "checkpoint-5"]
     assert (resumed.output / "adapter_model.safetensors").read_bytes() == best
+
+
+@pytest.mark.proves("prompt_seconds", "text_frontend", "lora_codebooks", "eval_answers", "speech_judge")
+def test_texts_are_spoken_with_the_values_of_the_run(
+    make_config: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("evaluation_dataset", "codec_of_run"):
+        monkeypatch.setattr(evaluate_module, name, lambda *arguments: None)
+    monkeypatch.setattr(evaluate_module, "SpokenAnswers", lambda dataset, tokenizer, codec, settings: settings)
+    mesh = SimpleNamespace(topology=SimpleNamespace(pipeline=1), rank=0)
+
+    def settings(**values: Any) -> Any:
+        config = make_config(stage="TTS", train_dataset_type="codes", eval_answers=4, do_eval=True, **values)
+        return evaluate_module.build_generation_evaluator(config, None, None, mesh)  # type: ignore[arg-type]
+
+    values = {"tts_objective": "ar_nar", "eval_dataset_path": "codes", "eval_dataset_type": "codes"}
+    plain = settings(**values)
+    assert (plain.count, plain.judge, plain.voice_seconds, plain.frontend) == (4, "", 6.0, "tokenizer")
+    assert plain.adapted is None and plain.speaking.class_temperature == 0.0
+    others = {"prompt_seconds": "1,2.5", "text_frontend": "characters", "speech_judge": "ears"}
+    adapters = {"lora": True, "lora_codebooks": "0", "continue_training": True}
+    other = settings(**values, **others, **adapters, class_temperature=0.5)
+    assert (other.judge, other.voice_seconds, other.frontend) == ("ears", 2.5, "characters")
+    assert other.adapted == (0,) and other.speaking.class_temperature == 0.5

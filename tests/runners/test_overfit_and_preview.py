@@ -68,13 +68,13 @@ def test_a_loss_that_is_not_finite_is_told(make_config: Callable[..., Any], tmp_
     assert main(["train", str(tmp_path / "config.yaml"), "--try", *words]) == 1  # words in any order
 
 
+@pytest.mark.parametrize(("limit", "steps"), [({"seconds": 0.0}, 1), ({"steps": 3}, 3)], ids=str)
 def test_a_model_that_does_not_learn_is_told(
-    make_config: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, logged: list[str]
+    make_config: Callable[..., Any], logged: list[str], limit: dict[str, Any], steps: int
 ) -> None:
-    monkeypatch.setattr(overfit_check, "SECONDS", 0.0)
     logged.clear()
-    assert not overfit_check.overfit_check(make_config())
-    assert logged[-1].startswith("NOT OK")
+    assert not overfit_check.overfit_check(make_config(), **limit)
+    assert logged[-1].startswith("NOT OK") and f"in {steps} steps" in logged[-1]
 
 
 def test_preview_shows_what_is_trained(make_config: Callable[..., Any]) -> None:

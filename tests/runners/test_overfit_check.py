@@ -51,8 +51,7 @@ def test_it_trains_with_the_values_of_the_run(
     for function, replacement in replacements.items():
         monkeypatch.setattr(overfit_check, function, replacement)
     monkeypatch.setattr(overfit_check, "GOAL", float("nan"))
-    monkeypatch.setattr(overfit_check, "SECONDS", -1.0)
-    assert not overfit_check.overfit_check(make_config(**values))
+    assert not overfit_check.overfit_check(make_config(**values), seconds=-1.0)
     assert told[name] == seen
 
 

@@ -82,3 +82,15 @@ def test_an_evaluation_reads_the_same_codes_each_time(
     first, second = run_evaluation(config), run_evaluation(config)
     assert first.record() | {"eval_seconds": 0} == second.record() | {"eval_seconds": 0}
     assert {"code_accuracy", "loss_0", "accuracy_0"} <= first.metrics.keys()
+
+
+def test_a_codec_that_is_not_that_of_the_codes_is_told(train: Train, values: dict[str, Any], tmp_path: Path) -> None:
+    data = Path(values["train_dataset_path"])
+    codec = Path(shutil.copytree(data / "codec", tmp_path / "codec"))
+    own = of_objective(values, "masked") | {"max_steps": 1, "save_strategy": "no", "codec": str(codec)}
+    assert "codes of one codec are noise to another" not in train(**own).said
+    weights = codec / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    assert f"codec: {codec} has other weights than" in train(**own).said

@@ -313,6 +313,9 @@ def test_commands_for_later_steps_happen_there(tmp_path: Path, logged: list[str]
     for name, value in weights_after(tmp_path / "export-6").items():
         np.testing.assert_array_equal(value, expected[name], err_msg=name)
     assert f"export: {tmp_path / 'export-6'} holds the model after step 6" in logged
+    assert (tmp_path / "export-6" / "training_config.yaml").read_bytes() == (
+        tmp_path / "training_config.yaml"
+    ).read_bytes()
 
 
 def test_a_resumed_run_does_what_was_wanted_of_it(tmp_path: Path, logged: list[str]) -> None:

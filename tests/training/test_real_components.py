@@ -10,8 +10,9 @@ import pytest
 
 from erniekit.config.sections.training import TrainingParameters
 from erniekit.data.conversation import Source
-from erniekit.data.dataset import Dataset, open_dataset
+from erniekit.data.dataset import Dataset
 from erniekit.data.eval_sampler import EvaluationPlan
+from erniekit.data.open_dataset import open_dataset
 from erniekit.data.sampler import StepPlan
 from erniekit.data.templates.ernie import chat_template
 from erniekit.data.tokenizers.tokenizer import load_tokenizer

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 MEAN, SIGMA, SHORTEST = 512, 0.8, 16  # of the log-normal lengths of documents and of questions with their answers
-MASKS = ("document", "shared question", "full causal")
+MASKS = ("document", "shared question", "full causal", "both ways")
 
 
 class Heads(NamedTuple):
@@ -28,12 +28,13 @@ class Heads(NamedTuple):
 
 class Sample(NamedTuple):
     """Where a document, or a question with two answers, lies in the row: the answers begin at `chosen` and `rejected`,
-    which are both `end` in a plain document."""
+    which are both `end` in a plain document. `both_ways`: its tokens see later ones, too, as masked codes do."""
 
     start: int
     chosen: int
     rejected: int
     end: int
+    both_ways: bool = False
 
 
 def samples(mask: str, length: int) -> list[Sample]:
@@ -54,7 +55,8 @@ def samples(mask: str, length: int) -> list[Sample]:
         end = start + own
         half, quarter = own // 2, own // 4
         shared = mask == "shared question"
-        row.append(Sample(start, start + half if shared else end, start + half + quarter if shared else end, end))
+        chosen, rejected = (start + half, start + half + quarter) if shared else (end, end)
+        row.append(Sample(start, chosen, rejected, end, mask == "both ways"))
         start = end
     return row
 
@@ -68,9 +70,19 @@ def document_ends(row: Sequence[Sample]) -> np.ndarray:
     return ends
 
 
-def visible_pairs(ends: np.ndarray) -> int:
-    """Pairs of a query and a key that it sees: half the sum of squared document lengths, and half a pair a token."""
-    return int((ends - np.arange(len(ends))).sum())
+def first_queries(row: Sequence[Sample]) -> np.ndarray:
+    """int32 [S]: for each key the first query that sees it: its own, or the document's where it is read both ways."""
+    first = np.arange(row[-1].end, dtype=np.int32)
+    for sample in row:
+        if sample.both_ways:
+            first[sample.start : sample.end] = sample.start
+    return first
+
+
+def visible_pairs(row: Sequence[Sample]) -> int:
+    """Pairs of a query and a key that it sees; of causal documents half the sum of their squared lengths, and half a
+    pair a token."""
+    return int((document_ends(row) - first_queries(row)).sum())
 
 
 class Inputs(NamedTuple):

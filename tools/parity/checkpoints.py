@@ -94,13 +94,15 @@ class Runs:
 
     Args:
         folder: where models and runs are written.
+        layers: of the model.
     """
 
-    def __init__(self, model: str, folder: Path, *, timeout: float = 300.0) -> None:
+    def __init__(self, model: str, folder: Path, *, layers: int = 8, timeout: float = 300.0) -> None:
         self.model, self._folder, self._timeout = model, folder, timeout
         self._uninterrupted_runs: dict[tuple[str, str], RunResult] = {}
         if not (folder / model).exists():
-            run_ranks(make_model, 1, model_folder=str(folder / model), settings=dict(MODELS[model]))
+            settings = {**MODELS[model], "num_hidden_layers": layers}
+            run_ranks(make_model, 1, model_folder=str(folder / model), settings=settings)
 
     def compare(self, first: Layout, second: Layout) -> Differences:
         """`second` going on from a checkpoint of `first`, with `second` uninterrupted."""

@@ -35,7 +35,7 @@ TABLE: dict[str, Row] = {
     "instruct_ratio": taken(1.0, "instruct_probability"),
     "only_instruct_ratio": taken(0.5, "only_instruct_probability"),
     "learning_rate": taken(1e-4, "learning_rate"),
-    "weight_decay": taken(0.01, "weight_decay"),
+    "weight_decay": taken(0.01, "weight_decay", "there of norms, too, here of matrices only"),
     "max_grad_norm": taken(1.0, "max_grad_norm"),
     "steps": taken(300_000, "max_steps"),
     "seed": taken(42, "seed"),
@@ -101,6 +101,9 @@ def _model(result: Conversion) -> None:
         result.refuse(
             "resume_from_checkpoint", f"{what}; write the folder as init_from_checkpoint to begin with its weights"
         )
+    if result["init_from_checkpoint"]:
+        weights = "audio_codebook_weights"
+        result.write(weights, result[weights], weights, "its trainer takes those of the checkpoint instead")
     codes = int(result.number("audio_vocab_size", 3)) - 1
     if result["audio_mask_id"] != codes:
         what = f"expected {codes}, audio_vocab_size - 1: the mask is the last row of each level's table here"

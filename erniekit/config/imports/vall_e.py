@@ -48,8 +48,8 @@ SAMPLERS = (  # words of `evaluation.kwargs` that change nothing with these valu
 )  # fmt: skip
 OPTIONS_OF_SPEAK = {  # of `evaluation.kwargs` -> the option of `erniekit speak`
     "ar_temp": "--temperature", "ar_temperature": "--temperature", "top_p": "--top-p", "top_k": "--top-k",
-    "repetition_penalty": "--repetition-penalty", "max_steps": "--max-seconds, in seconds, not in steps",
-    "max_ar_steps": "--max-seconds, in seconds, not in steps",
+    "min_p": "--min-p", "repetition_penalty": "--repetition-penalty",
+    "max_steps": "--max-seconds, in seconds, not in steps", "max_ar_steps": "--max-seconds, in seconds, not in steps",
 }  # fmt: skip
 
 
@@ -63,7 +63,9 @@ def convert(file: Path, overrides: Iterable[str] = (), *, folder: Path | None = 
     Raises:
         ConfigurationError: the file cannot be read, has an unknown key, or asks for what is not built; all is told.
     """
-    result = Conversion(_of_the_trained(read_settings(file, TABLE, overrides)), TABLE, str(file))
+    settings = _of_the_trained(read_settings(file, TABLE, overrides))
+    result = Conversion(settings, TABLE, str(file))
+    _refuse_several(result, settings)
     result.write("stage", "TTS")
     result.write("tts_objective", "ar_nar")
     result.follow_table()
@@ -132,12 +134,23 @@ def _of_the_trained(settings: list[Setting]) -> list[Setting]:
     kept = settings
     for owner in ("models[].", "loras[]."):
         of_owner = [setting for setting in settings if setting.key.startswith(owner) and setting.item]
-        trained = {
-            setting.item[0] for setting in of_owner if setting.key == f"{owner}training" and setting.value is True
-        }
-        if len(trained) == 1 and len({setting.item[0] for setting in of_owner}) > 1:
+        said = {setting.item[0]: setting.value for setting in of_owner if setting.key == f"{owner}training"}
+        default = TABLE[f"{owner}training"].default
+        items = {setting.item[0] for setting in of_owner}
+        trained = {item for item in items if said.get(item, default) is True}
+        if len(trained) == 1 and len(items) > 1:
             kept = [setting for setting in kept if setting not in of_owner or setting.item[0] in trained]
     return kept
+
+
+def _refuse_several(result: Conversion, settings: list[Setting]) -> None:
+    """Refuse several models, or several adapters, of which not exactly one is trained: a run has one."""
+    for owner, what in (("models[].", "models"), ("loras[].", "sets of adapters")):
+        items = {setting.item[0]: setting for setting in settings if setting.key.startswith(owner) and setting.item}
+        if len(items) > 1:
+            key = f"{owner}training"
+            advice = "leave one of them, or write `training: False` for the others, and convert once for each"
+            result.refuse(key, f"the file has {len(items)} {what}, and a run trains one; {advice}")
 
 
 def _level_count(result: Conversion) -> int:
@@ -373,8 +386,6 @@ def _evaluation(result: Conversion) -> None:
     for name, value in given.items():
         if name in ("nar_temp", "nar_temperature"):
             result.write("class_temperature", value, "evaluation.kwargs", str(name))
-        elif name == "min_p":
-            result.write("min_p", value, "evaluation.kwargs", "min_p")
         elif name in OPTIONS_OF_SPEAK:
             result.told.append(
                 f"evaluation.kwargs, {name}: {value}: `erniekit speak` has it as {OPTIONS_OF_SPEAK[name]}"

@@ -144,7 +144,8 @@ class EvaluationParameters:
         "Who writes down what the model has said where `eval_answers` lets it speak, so that the words can be compared "
         "with the texts as `wer` and `cer`: `pocketsphinx`, which is installed with `pip install pocketsphinx` and "
         "listens for the words of the evaluation texts only, in English; or the folder of a model that `erniekit "
-        "transcribe` takes. Without one no words are compared.",
+        "transcribe` takes. Without one no words are compared. `speaker_similarity`, which compares the voice with "
+        "that of the text's own recording, needs no judge, but the package Resemblyzer (`pip install resemblyzer`).",
         kind=PATH,
         stages=("TTS",),
         needs=when("do_eval"),

@@ -61,9 +61,10 @@ class SpeakingParameters:
     min_p: float = parameter(
         0.0,
         "Draw codes of the first level of `tts_objective: ar_nar` only from those whose probability is at least this "
-        "share of the likeliest one's. 0 sets no limit.",
+        "share of the likeliest one's. 0 sets no limit. Evaluations take the likeliest.",
         minimum=0.0,
         maximum=1.0,
+        verbs=("speak", "server"),
         example=0.05,
     )
 

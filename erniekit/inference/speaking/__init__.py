@@ -11,6 +11,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+PIECE_BITS = 16  # of the number of a stream of draws, behind those of its text
+
 
 @dataclass(frozen=True, eq=False)
 class Voice:
@@ -95,6 +97,11 @@ class PreparedUtterance(NamedTuple):
     number: int
     most_frames: int = 0
     continues: bool = False
+
+    @property
+    def text_number(self) -> int:
+        """Of the text of which it is a piece, from 1, for messages."""
+        return (self.number >> PIECE_BITS) + 1
 
 
 class Written(NamedTuple):

@@ -16,19 +16,19 @@ from typing import Any
 
 import numpy as np
 
+from erniekit.build.speech_tokens import SpeechTokens
 from erniekit.config.sections.speaking import SpeakingParameters
+from erniekit.data.ar_nar_codes import CONTINUATION
+from erniekit.data.code_segments import frame_rows
 from erniekit.errors import UserError
 from erniekit.inference.decoding.open_scheduler import open_scheduler
 from erniekit.inference.decoding.scheduler import MAX_RUNNING, Request
 from erniekit.inference.sampling import Sampling
 from erniekit.inference.speaking import PreparedUtterance, Written
 from erniekit.inference.speaking.code_passes import CodeDocument, CodePass, grouped, refuse_not_finite
-from erniekit.inference.speaking.prompts import SpeechTokens
 from erniekit.inference.speaking.unmasking import predicted
 from erniekit.model.architectures.speaking import CodeLayout
 from erniekit.model.lora.lora import without_adapters
-
-CONTINUATION = "continuation"
 
 
 class ArNar:
@@ -76,25 +76,25 @@ class ArNar:
         cut = [False] * len(requests)
         with self._adapters_for(0):
             scheduler = open_scheduler(self._decoder, max_running=min(MAX_RUNNING, max(1, len(requests))))
-            for number, request in enumerate(requests, start=1):
-                scheduler.submit(self._request(request, number))
+            for request in requests:
+                scheduler.submit(self._request(request))
             while scheduler.unfinished:
                 for event in scheduler.step():
                     if event.finished == "failed":
-                        refuse_not_finite(np.array(np.nan), event.request + 1)
+                        refuse_not_finite(np.array(np.nan), requests[event.request].text_number)
                     if event.token is not None:
                         codes[event.request].append(event.token - self._first_code)
                     cut[event.request] = event.finished == "length"
         return codes, cut
 
-    def _request(self, request: PreparedUtterance, number: int) -> Request:
+    def _request(self, request: PreparedUtterance) -> Request:
         """Return what the scheduler decodes; text is no answer, so its tokens are not among what may follow."""
         ids, codes, positions = self._head(request, 0)
         limit = self._decoder.config.max_position_embeddings
         if len(ids) >= limit:
             raise UserError(
-                f"text {number} and its voice have {len(ids):,} positions, and the model has {limit:,} with the "
-                "codes of what it says; shorten the text (--chunk-seconds) or the recording of the voice"
+                f"text {request.text_number} and its voice have {len(ids):,} positions, and the model has {limit:,} "
+                "with the codes of what it says; shorten the text (--chunk-seconds) or the recording of the voice"
             )
         start = 0 if self._layout.restarts_positions else len(ids)
         return Request(
@@ -123,7 +123,7 @@ class ArNar:
                     frames = codes[number].shape[1]
                     logits = row.logits(hidden, slice(end - frames, end), level)[:, : self._layout.codebook_size]
                     found, scores = predicted(logits, **self._draws(request, level, logits.shape))
-                    refuse_not_finite(scores, number + 1)
+                    refuse_not_finite(scores, request.text_number)
                     codes[number] = np.concatenate([codes[number], found[None]])
         return codes
 
@@ -137,7 +137,7 @@ class ArNar:
     def _document(self, request: PreparedUtterance, codes_lT: np.ndarray, level: int) -> CodeDocument:
         """Return what the model reads to write a level: what stands before the response, and the levels below it."""
         ids, codes, positions = self._head(request, level)
-        response = self._summed(codes_lT, self._layout.whole, level)
+        response = frame_rows(codes_lT[:level], self._layout.whole, self._layout.levels)
         frames = len(response)
         start = 0 if self._layout.restarts_positions else len(ids)
         return CodeDocument(
@@ -157,7 +157,7 @@ class ArNar:
         parts = [np.array([*text, tokens.separator], np.int64) for text in texts]
         codes = [np.full((len(part), self._layout.levels), -1, np.int64) for part in parts]
         if request.voice_codes is not None:
-            voice = self._summed(request.voice_codes, self._layout.prompts, max(1, level))
+            voice = frame_rows(request.voice_codes[: max(1, level)], self._layout.prompts, self._layout.levels)
             behind = [tokens.tasks[CONTINUATION]] * request.continues + [tokens.separator]
             parts.append(np.array([*[0] * len(voice), *behind], np.int64))
             codes.append(np.pad(voice, ((0, len(behind)), (0, 0)), constant_values=-1))
@@ -166,12 +166,6 @@ class ArNar:
         if self._layout.restarts_positions:
             positions = np.concatenate([np.arange(len(part)) for part in parts])
         return ids, np.concatenate(codes), positions
-
-    def _summed(self, codes_CT: np.ndarray, tables: Sequence[int], levels: int) -> np.ndarray:
-        """Return the rows [T, C] of the first levels of codes in their tables, -1 for the other levels."""
-        rows = np.full((codes_CT.shape[1], self._layout.levels), -1, np.int64)
-        rows[:, :levels] = codes_CT[:levels].T + np.array(tables[:levels], np.int64)
-        return rows
 
     def _adapters_for(self, level: int) -> AbstractContextManager[Any]:
         """Return a context in which the adapters act, or not, as a level was trained."""

@@ -109,7 +109,7 @@ def grouped(lengths: Sequence[int], limit: int | None = None) -> Iterator[list[i
 
 
 def refuse_not_finite(values: np.ndarray, number: int) -> None:
-    """Raise UserError if the model has no next code for a request; `number` counts from 1 and is for the message."""
+    """Raise UserError if the model has no next code for a text; `number` counts from 1 and is for the message."""
     if not np.isfinite(values).all():
         raise UserError(
             f"the model cannot speak text {number}: its logits are not finite. Its numbers overflow, as after a "

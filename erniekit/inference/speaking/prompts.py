@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 
-from erniekit.build.speech import token_of
+from erniekit.build.speech_tokens import NOT_TOLD, token_of
 from erniekit.data.tokenizers.tokenizer import Tokenizer
 from erniekit.errors import DataError
 from erniekit.inference.speaking.text import nonverbal_parts
@@ -15,53 +14,11 @@ from erniekit.model.architectures.speaking import (
     INSTRUCT_START,
     LANGUAGE_END,
     LANGUAGE_START,
-    SEPARATOR,
-    TASKS,
     TEXT_END,
     TEXT_START,
-    level_token,
-    task_token,
 )
 
-NOT_TOLD = "None"  # the text in the place of a language or a description that is not told
 Encode = Callable[[str], list[int]]
-
-
-@dataclass(frozen=True)
-class SpeechTokens:
-    """The tokens that stand between the parts of a sequence of a model that writes level after level.
-
-    Attributes:
-        separator: behind every part but the response.
-        levels: one for each level, which says what is to be written.
-        tasks: by task, behind the frames of the voice.
-        text, language: the tokens before and after each.
-    """
-
-    separator: int
-    levels: tuple[int, ...]
-    tasks: Mapping[str, int]
-    text: tuple[int, int]
-    language: tuple[int, int]
-
-    @classmethod
-    def of(cls, tokenizer: Tokenizer, levels: int) -> SpeechTokens:
-        """Return those of a tokenizer.
-
-        Raises:
-            ModelFileError: it lacks one.
-        """
-
-        def token(text: str) -> int:
-            return token_of(tokenizer, text)
-
-        return cls(
-            token(SEPARATOR),
-            tuple(token(level_token(level)) for level in range(levels)),
-            {task: token(task_token(task)) for task in TASKS},
-            (token(TEXT_START), token(TEXT_END)),
-            (token(LANGUAGE_START), token(LANGUAGE_END)),
-        )
 
 
 def masked_prompt(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from glob import escape
 from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO, Protocol
@@ -92,14 +93,18 @@ def write_sound(target: Path, sound: np.ndarray, sampling_rate: int, form: str =
     """Write float32 [samples] of one channel as 16-bit samples into a file, complete or not at all.
 
     Raises:
-        DataError: soundfile is missing.
+        DataError: soundfile is missing, or the file cannot be written.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(target, sound_bytes(sound, sampling_rate, form))
+    content = sound_bytes(sound, sampling_rate, form)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(target, content)
+    except OSError as error:
+        raise DataError(f"{target} cannot be written: {error.strerror or error}") from None
 
 
-def sound_bytes(sound: np.ndarray, sampling_rate: int, form: str = "wav") -> bytes | memoryview:
-    """Return a file of float32 [samples] of one channel as 16-bit samples.
+def sound_bytes(sound: np.ndarray, sampling_rate: int, form: str) -> bytes | memoryview:
+    """Return the bytes of a file of float32 [samples] of one channel, as 16-bit samples.
 
     Raises:
         DataError: soundfile is missing.
@@ -149,8 +154,12 @@ def file_targets(output: Path, names: Sequence[str], form: str, *, pieces: bool 
         raise DataError(f"--output {output}: is not a folder; a file of sound ends with {suffix}")
     else:
         targets = [output / f"{name}{suffix}" for name in names]
-    for target in targets:
-        first = target.with_name(f"{target.stem}-01{suffix}") if pieces else target
-        if first.exists():
-            raise DataError(f"--output: {first} is there already and is never overwritten; name another one")
+    names_of = dict[Path, int]()
+    for number, target in enumerate(targets, start=1):
+        if (other := names_of.setdefault(target, number)) != number:
+            raise DataError(f"--output: {target} would be the file of text {other} and of text {number}; change an id")
+        pattern = f"{escape(target.stem)}-[0-9][0-9]*{suffix}"
+        there = next(iter(sorted(target.parent.glob(pattern))), None) if pieces else target
+        if there is not None and there.exists():
+            raise DataError(f"--output: {there} is there already and is never overwritten; name another one")
     return targets

@@ -16,6 +16,8 @@ from erniekit.build.checks import answering_folders, tokenizer_folder
 from erniekit.build.codec import codec_opener
 from erniekit.build.codec_folder import codec_candidates
 from erniekit.build.speech import CodecFacts, codec_facts
+from erniekit.build.speech_tokens import SpeechTokens
+from erniekit.build.text_reading import TextReading, text_reading_of
 from erniekit.codecs.codec import Codec
 from erniekit.config.sections.speaking import SpeakingParameters
 from erniekit.data.formats.problems import MalformedError
@@ -26,9 +28,9 @@ from erniekit.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from erniekit.errors import ConfigurationError, DataError
 from erniekit.export.trained_model import ignored_config_keys, run_parameters
 from erniekit.inference.sampling import Sampling
-from erniekit.inference.speaking import CodeWriter, Piece, PreparedUtterance, Utterance, Voice
+from erniekit.inference.speaking import PIECE_BITS, CodeWriter, Piece, PreparedUtterance, Utterance, Voice
 from erniekit.inference.speaking.ar_nar import ArNar
-from erniekit.inference.speaking.prompts import SpeechTokens, check_text, masked_prompt
+from erniekit.inference.speaking.prompts import check_text, masked_prompt
 from erniekit.inference.speaking.sound import (
     OF_REFERENCE,
     JoinedSound,
@@ -42,7 +44,6 @@ from erniekit.inference.speaking.text import (
     estimated_frames,
     joined_text,
     pieces,
-    read_speech_rate,
     with_punctuation,
 )
 from erniekit.inference.speaking.unmasking import Unmasking
@@ -93,8 +94,9 @@ class SpeechModel:
     Args:
         codec: of the codes; it is opened when sound is made or read for the first time.
         frontend: how texts become ids (`text_frontend`).
-        weight_seconds: how fast the model's data is spoken (`text.read_speech_rate`); None: unknown.
+        weight_seconds: how fast the model's data is spoken (`text.measured_rate`); None: unknown.
         adapted: the levels that adapters serve (`lora_codebooks`); None: all.
+        tells_language: whether the model was told the language of its texts.
         is_published: it was trained by others, with their words for voices (`voice_words.py`).
         seed: of the random draws of codes.
     """
@@ -110,13 +112,15 @@ class SpeechModel:
         adapted: Sequence[int] | None = None,
         seed: int = 42,
         device: str = "auto",
+        tells_language: bool = True,
         is_published: bool = False,
     ) -> None:
         self.decoder, self.tokenizer, self.codec_facts = decoder, tokenizer, codec
         self.layout = code_layout(decoder.config)
         self.is_masked = self.layout.kind == OMNIVOICE
-        self._frontend, self._weight_seconds, self._adapted = frontend, weight_seconds, adapted
+        self._weight_seconds, self._adapted = weight_seconds, adapted
         self._seed, self._device, self.is_published = seed, device, is_published
+        self.frontend, self.tells_language = frontend, tells_language
 
     @classmethod
     def load(
@@ -153,16 +157,19 @@ class SpeechModel:
         tokenizer = load_tokenizer(tokenizer_folder(folder, adapters))
         decoder = build_model(config, folder, adapters=adapters, seed=seed)
         decoder.eval()  # once, and not in every pass
+        found = text_reading_of(run, [home, home.parent, folder])
+        reading = found or TextReading()
         return cls(
             decoder,
             tokenizer,
             facts,
-            frontend=str(run.get("text_frontend") or "tokenizer"),
-            weight_seconds=read_speech_rate([home, home.parent, folder]),
+            frontend=reading.frontend,
+            weight_seconds=reading.seconds_per_letter,
             adapted=(tuple(run.get("lora_codebooks") or ()) or None) if adapters else None,
             seed=seed,
             device=device,
-            is_published=not run and config.architecture.codes is not None and code_layout(config).kind == OMNIVOICE,
+            tells_language=reading.tells_language,
+            is_published=found is None and code_layout(config).kind == OMNIVOICE,
         )
 
     @property
@@ -295,6 +302,12 @@ class SpeechModel:
             raise DataError(f"{place}: duration: expected seconds above 0, got {utterance.duration:g}")
         if not 0.1 <= utterance.speed <= 10:
             raise DataError(f"{place}: speed: expected a number from 0.1 to 10, got {utterance.speed:g}")
+        voice_text = "" if utterance.voice is None else utterance.voice.text
+        for text in filter(None, (utterance.text, voice_text)):
+            try:
+                self._encode(text, utterance.language)
+            except DataError as error:
+                raise DataError(f"{place}: {error}") from None
         if self.is_masked:
             if utterance.continues:
                 raise DataError(f"{place}: only a model of tts_objective: ar_nar goes on from what a voice says")
@@ -313,13 +326,13 @@ class SpeechModel:
         self, utterance: Utterance, plan: _Plan, number: int, voice: Voice | None, speaking: Speaking
     ) -> PreparedUtterance:
         text = plan.texts[number]
-        language = utterance.language
+        language = utterance.language if self.tells_language else ""
 
         def encode(part: str) -> list[int]:
-            return self._encode(part, language)
+            return self._encode(part, utterance.language)
 
         codes = None if voice is None else voice.codes
-        stream = (utterance.number << 16) + number
+        stream = (utterance.number << PIECE_BITS) + number
         if not self.is_masked:
             text_ids = encode(joined_text("", text))
             if voice is not None and utterance.continues and number == 0:
@@ -350,7 +363,7 @@ class SpeechModel:
     @property
     def _space(self) -> list[int]:
         """The ids between the text of a voice and the one that goes on from it."""
-        return [] if self._frontend == PHONEMES else self.tokenizer.encode(" ")
+        return [] if self.frontend == PHONEMES else self.tokenizer.encode(" ")
 
     def _estimated(self, text: str, voice: Voice | None, speed: float) -> int:
         reference = None if voice is None else SpokenReference(voice.text, voice.codes.shape[1])
@@ -358,7 +371,7 @@ class SpeechModel:
 
     def _encode(self, text: str, language: str) -> list[int]:
         """Return the ids of a text as the run encoded those of its data."""
-        (ids,) = text_ids([text], [language], self.tokenizer, self._frontend)
+        (ids,) = text_ids([text], [language], self.tokenizer, self.frontend)
         if isinstance(ids, MalformedError):
             raise DataError(f"{ids.field}: expected {ids.expected}, got {ids.got}")
         return ids

@@ -5,19 +5,14 @@ Rules and figures are those of the Python package `omnivoice` (version 0.2.1), s
 
 from __future__ import annotations
 
-import json
 import re
 import unicodedata
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import lru_cache
-from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from erniekit.errors import DataError
-
-SPEECH_RATE_FILE = "speech_rate.json"
 REFERENCE_TEXT, REFERENCE_SECONDS = "Nice to meet you.", 1.0  # where there is no voice that tells how fast it speaks
 SHORT_SECONDS = 2.0  # texts that take less are spoken more slowly
 CUTS_BEHIND = frozenset(".,;:!?。，；：！？")
@@ -183,7 +178,7 @@ def estimated_frames(
 
     Args:
         speed: above 1 takes less time.
-        weight_seconds: seconds of each letter in the model's data (`read_speech_rate`); None: unknown.
+        weight_seconds: seconds of each letter in the model's data (`measured_rate`); None: unknown.
     """
     if reference is None or not reference.text:
         if weight_seconds is not None:
@@ -203,27 +198,3 @@ def measured_rate(records: Iterable[tuple[str, float]]) -> float | None:
     """Return the median seconds of a letter in texts and the seconds that they take; None if no text can be said."""
     rates = [seconds / weight for text, seconds in records if (weight := speaking_weight(text)) > 0 and seconds > 0]
     return median(rates) if rates else None
-
-
-def write_speech_rate(folder: Path, weight_seconds: float) -> None:
-    """Write down how fast the data of a run is spoken, beside its model."""
-    content = json.dumps({"seconds_per_letter": weight_seconds}) + "\n"
-    (folder / SPEECH_RATE_FILE).write_text(content, encoding="utf-8")
-
-
-def read_speech_rate(folders: Sequence[Path]) -> float | None:
-    """Return the seconds of a letter that the first folder with such a file names; None: none has one.
-
-    Raises:
-        DataError: the file is damaged.
-    """
-    path = next((folder / SPEECH_RATE_FILE for folder in folders if (folder / SPEECH_RATE_FILE).is_file()), None)
-    if path is None:
-        return None
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))["seconds_per_letter"]
-        if not isinstance(value, float) or not 0 < value < 100:
-            raise ValueError(f"it is {value!r:.60}")
-        return value
-    except (OSError, ValueError, TypeError, LookupError, RecursionError) as error:
-        raise DataError(f"{path}: expected seconds_per_letter, a positive number: {error}; remove the file") from None

@@ -177,7 +177,15 @@ class Unmasking:
                 if not counts[index][step]:
                     continue
                 generator = np.random.default_rng([self._seed, requests[index].number, step])
-                self._write_step(row, hidden, places[index], codes[index], counts[index][step], generator, index)
+                self._write_step(
+                    row,
+                    hidden,
+                    places[index],
+                    codes[index],
+                    counts[index][step],
+                    generator,
+                    requests[index].text_number,
+                )
                 for own in places[index]:
                     row.codes[own] = self._in_tables(codes[index])
                 yield index, codes[index].copy()
@@ -190,7 +198,7 @@ class Unmasking:
         codes_CT: np.ndarray,
         count: int,
         generator: np.random.Generator,
-        index: int,
+        text_number: int,
     ) -> None:
         """Write `count` codes of a request in their place."""
         settings = self._settings
@@ -207,7 +215,7 @@ class Unmasking:
             temperature=settings.class_temperature,
             uniforms=uniforms,
         )
-        refuse_not_finite(scores, index + 1)
+        refuse_not_finite(scores, text_number)
         chosen = surest(
             scores,
             codes_CT != self._mask_id,

@@ -1,4 +1,5 @@
-"""The words with which the published OmniVoice models were told about voices; others mean nothing to them."""
+"""The words with which the published OmniVoice models were told about voices and languages; others mean nothing to
+them."""
 
 from __future__ import annotations
 
@@ -45,3 +46,10 @@ def doubt(instruct: str) -> str:
         if len(found := [word for word in words if word in kind]) > 1:
             return f"{' and '.join(found)} contradict each other"
     return ""
+
+
+def language_doubt(language: str) -> str:
+    """Return why a language may not be understood by a published model, which was told codes; "" if it will be."""
+    if re.fullmatch("[a-z]{2,3}", language):
+        return ""
+    return f"{language!r:.60} is no code of a language, such as en or yue, as the model was trained with"

@@ -4,8 +4,7 @@
 of level c has row c V + code of one table, and level c is predicted by rows c V .. c V + V - 1 of one head, with V the
 codes and the mask. `vall_e` writes level 0 code by code and each further level at once (Wang et al., 2023,
 arXiv:2301.02111): it has tables of prompts and of responses for each level, and a head for each level and for text.
-Neither has a head that ties the embedding. `code_layers.py` computes both. Needs neither Paddle nor
-NumPy.
+Neither has a head that ties the embedding. `code_layers.py` computes both. Needs neither Paddle nor NumPy.
 """
 
 from __future__ import annotations
@@ -32,16 +31,8 @@ LLM_CONFIG = "llm_config"
 TABLE = "audio_embeddings."
 PROMPTS, RESPONSES = "proms_emb.", "resps_emb."
 OFFSETS = "codebook_layer_offsets"  # a tensor [C] in files of the package: where each level's rows begin
-PUBLISHED_WEIGHTS = (
-    8.0,
-    8.0,
-    6.0,
-    6.0,
-    4.0,
-    4.0,
-    2.0,
-    2.0,
-)  # of eight levels, where `audio_codebook_weights` is absent
+# Of eight levels, where `audio_codebook_weights` is absent.
+PUBLISHED_WEIGHTS = (8.0, 8.0, 6.0, 6.0, 4.0, 4.0, 2.0, 2.0)
 MOST_LEVELS = 64
 TEXT_START, TEXT_END = "<|text_start|>", "<|text_end|>"
 LANGUAGE_START, LANGUAGE_END = "<|lang_start|>", "<|lang_end|>"

@@ -269,6 +269,19 @@ def test_models_that_are_not_trained_are_left_out(tmp_path: Path) -> None:
     assert convert(write(tmp_path, values), ADAMW).parameters["codec_levels"] == 8
 
 
+def test_one_model_and_one_set_of_adapters_are_trained(tmp_path: Path) -> None:
+    model, one = SHIPPED["models"][0], ADAPTERS["loras"][0]
+    for values, told in (
+        ({"models": [model, {**model, "dropout": 0.3}]}, "`models[].training`: the file has 2 models"),
+        ({"loras": [one, {**one, "rank": 8}]}, "`loras[].training`: the file has 2 sets of adapters"),
+    ):
+        with pytest.raises(ConfigurationError, match=re.escape(told)):
+            convert(write(tmp_path, SHIPPED | values), ADAMW)
+    untold = {"name": "x", "rank": 8}  # its adapters are trained unless the file says otherwise
+    values = SHIPPED | {"loras": [{**one, "training": False}, untold]}
+    assert convert(write(tmp_path, values), ADAMW).parameters["lora_rank"] == 8
+
+
 def test_adamw_of_deepspeed_has_its_own_numbers(tmp_path: Path) -> None:
     found = parameters(tmp_path, hyperparameters__torch_optimizer=False)
     assert (found["adam_beta2"], found["adam_epsilon"], found["weight_decay"]) == (0.999, 1e-8, 0.0)

@@ -9,12 +9,12 @@ import numpy as np
 import paddle
 import pytest
 
+from erniekit.build.speech_tokens import SpeechTokens
 from erniekit.config.sections.speaking import SpeakingParameters
 from erniekit.errors import UserError
 from erniekit.inference.sampling import Sampling
-from erniekit.inference.speaking import PreparedUtterance, Written
+from erniekit.inference.speaking import PIECE_BITS, PreparedUtterance, Written
 from erniekit.inference.speaking.ar_nar import ArNar
-from erniekit.inference.speaking.prompts import SpeechTokens
 from erniekit.model.architectures.speaking import code_layout
 from erniekit.model.code_layers import code_logits
 from erniekit.model.lora.config import LoraSettings
@@ -161,8 +161,9 @@ def test_min_p_of_one_takes_the_likeliest_code(decoder: Any) -> None:
 
 
 def test_a_text_that_leaves_no_room_is_told(decoder: Any) -> None:
-    with pytest.raises(UserError, match=r"text 2 and its voice have .* and the model has 256"):
-        write(decoder, [REQUESTS[0], request([5] * 300)])
+    long = request([5] * 300)._replace(number=(41 << PIECE_BITS) + 3)
+    with pytest.raises(UserError, match=r"text 42 and its voice have .* and the model has 256"):
+        write(decoder, [REQUESTS[0], long])
 
 
 def test_logits_that_are_not_finite_are_told() -> None:

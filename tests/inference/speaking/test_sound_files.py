@@ -43,6 +43,10 @@ def test_pieces_may_have_files_of_their_own(tmp_path: Path) -> None:
     files = PieceFiles(file_targets(tmp_path / "x.wav", ["a"], "wav", pieces=True), RATE, "wav")
     assert [files.add(each) for each in (PIECES[0], PIECES[2])] == [tmp_path / "x-01.wav", tmp_path / "x-02.wav"]
     assert len(soundfile.read(tmp_path / "x-02.wav")[0]) == 100
+    (tmp_path / "x-01.wav").unlink()
+    with pytest.raises(DataError, match=r"x-02.wav is there already"):
+        file_targets(tmp_path / "x.wav", ["a"], "wav", pieces=True)
+    write_sound(tmp_path / "x-01.wav", np.zeros(1, np.float32), RATE)
     with pytest.raises(DataError, match=r"x-01.wav is there already"):
         file_targets(tmp_path / "x.wav", ["a"], "wav", pieces=True)
 
@@ -86,6 +90,10 @@ def test_targets_that_cannot_be_written_are_told(tmp_path: Path) -> None:
         ("file", ["a"], "is not a folder"),
         ("there.wav", ["a"], "there already"),
         (".", ["there"], "there already"),
+        (".", ["0002", "a", "0002"], "0002.wav would be the file of text 1 and of text 3"),
     ):
         with pytest.raises(DataError, match=told):
             file_targets(tmp_path / output, names, "wav")
+    for form in ("wav", "raw"):
+        with pytest.raises(DataError, match=r"file/a\.\w+ cannot be written: "):
+            write_sound(tmp_path / "file" / f"a.{form}", np.zeros(1, np.float32), RATE, form)

@@ -12,14 +12,16 @@ import numpy as np
 import pytest
 import soundfile
 
+from erniekit.build.text_reading import TextReading, write_text_reading
 from erniekit.config.sections.speaking import SpeakingParameters
+from erniekit.data.formats.problems import MalformedError
 from erniekit.errors import ConfigurationError, DataError, UserError
 from erniekit.export.trained_model import PARAMETERS_FILE
 from erniekit.inference.sampling import Sampling
 from erniekit.inference.speaking import Piece, PreparedUtterance, Utterance, Voice, Written
 from erniekit.inference.speaking.sound import SoundSettings
 from erniekit.inference.speaking.speaker import Speaking, SpeechModel
-from erniekit.inference.speaking.text import SpokenReference, estimated_frames, write_speech_rate
+from erniekit.inference.speaking.text import SpokenReference, estimated_frames
 from erniekit.model.lora.config import LoraSettings
 from erniekit.model.lora.lora import add_adapters, named_adapter_weights, save_adapters
 from tests.inference.speaking.speaker_folder import CODES, LEVELS, codec_folder, speaker_folder
@@ -108,9 +110,12 @@ def test_lengths_follow_text_speed_and_duration(model: SpeechModel, asked: FakeW
 
 def test_the_rate_of_the_training_data_counts(folder: Path, tmp_path: Path, asked: FakeWriter) -> None:
     shutil.copytree(folder, tmp_path / "model")
-    write_speech_rate(tmp_path / "model", 0.2)
-    speak(SpeechModel.load(tmp_path / "model"), Utterance("one"))
+    write_text_reading(tmp_path / "model", TextReading("characters", 0.2))
+    model = SpeechModel.load(tmp_path / "model")
+    speak(model, Utterance("one"))
     assert asked.batches[0][0].frames == round(3 * 0.2 * FRAME_RATE)
+    letters = [number for letter in "one" for number in model.tokenizer.encode(letter)]
+    assert asked.batches[0][0].text_ids[-4:-1] == letters and not model.is_published
 
 
 def test_what_is_asked_for_stands_before_the_codes(model: SpeechModel, asked: FakeWriter) -> None:
@@ -263,6 +268,30 @@ def test_a_continuation_has_the_text_of_the_voice_before_its_own(
 def test_what_a_model_cannot_speak_is_told(model: SpeechModel, utterance: Utterance, told: str) -> None:
     with pytest.raises(DataError, match=told):
         model.check(utterance)
+
+
+def test_a_language_is_told_only_where_the_model_has_been_told_languages(folder: Path, asked: FakeWriter) -> None:
+    model = SpeechModel.load(folder)
+    said = Utterance("one", "en")
+    speak(model, said)
+    model.tells_language = False
+    speak(model, said, Utterance("one"))
+    ((told,), (untold, plain)) = asked.batches
+    assert told.text_ids != untold.text_ids == plain.text_ids
+
+
+def test_a_text_that_has_no_phonemes_is_told_with_its_place(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def phonemes(text: str, language: str) -> str:
+        if not language:
+            raise MalformedError("language", "the language of the text", "nothing")
+        return text
+
+    monkeypatch.setattr("erniekit.data.speech_text.phonemes_of", phonemes)
+    model = SpeechModel.load(folder)
+    monkeypatch.setattr(model, "frontend", "phonemes")
+    model.check(Utterance("one", "en", place="texts.txt:3"))
+    with pytest.raises(DataError, match=r"texts.txt:3: language: expected the language of the text, got nothing"):
+        model.check(Utterance("one", place="texts.txt:3"))
 
 
 @pytest.mark.parametrize("changes", [{"duration": 1.0}, {"speed": 1.5}, {"instruct": "female"}], ids=str)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from unicodedata import ucd_3_2_0
 
 import pytest
 
-from erniekit.errors import DataError
 from erniekit.inference.speaking.text import (
     SpokenReference,
     estimated_frames,
@@ -16,10 +14,8 @@ from erniekit.inference.speaking.text import (
     measured_rate,
     nonverbal_parts,
     pieces,
-    read_speech_rate,
     speaking_weight,
     with_punctuation,
-    write_speech_rate,
 )
 from tests.inference.speaking.speaking_cases import LENGTHS, RECORDED, REFERENCES, SPEEDS, SPOKEN
 
@@ -80,7 +76,7 @@ def test_frames_follow_the_frame_rate() -> None:
     assert estimated_frames(text, 25, SpokenReference("\u0640", 10)) == 1  # a reference of no length
 
 
-def test_a_measured_rate_has_no_boost_for_short_texts(tmp_path: Path) -> None:
+def test_a_measured_rate_has_no_boost_for_short_texts() -> None:
     rate = measured_rate([("three", 0.5), ("one two", 0.62), ("", 1.0), ("nine", 0.0)])
     assert rate == pytest.approx((0.1 + 0.62 / 6.2) / 2)
     assert measured_rate([]) is None
@@ -88,15 +84,3 @@ def test_a_measured_rate_has_no_boost_for_short_texts(tmp_path: Path) -> None:
     assert estimated_frames("seven", 25, weight_seconds=0.1, speed=2.0) == round(5 * 0.1 * 25 / 2)
     voice = SpokenReference("one", 30)
     assert estimated_frames("seven", 25, voice, weight_seconds=0.1) == estimated_frames("seven", 25, voice)
-    assert read_speech_rate([tmp_path]) is None
-    write_speech_rate(tmp_path, 0.125)
-    assert read_speech_rate([tmp_path / "absent", tmp_path]) == 0.125
-
-
-@pytest.mark.parametrize(
-    "content", ["{}", "nothing", '{"seconds_per_letter": "fast"}', '{"seconds_per_letter": -1.0}', "[" * 10_000]
-)
-def test_a_damaged_rate_is_told(tmp_path: Path, content: str) -> None:
-    (tmp_path / "speech_rate.json").write_text(content)
-    with pytest.raises(DataError, match=r"speech_rate.json: expected seconds_per_letter"):
-        read_speech_rate([tmp_path])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from erniekit.inference.speaking.voice_words import WORDS, doubt
+from erniekit.inference.speaking.voice_words import WORDS, doubt, language_doubt
 
 
 @pytest.mark.parametrize("instruct", ["", "Female, low pitch, british accent", "女，耳语，四川话", "child,"])
@@ -28,3 +28,13 @@ def test_doubts_are_told(instruct: str, told: str) -> None:
 
 def test_there_are_as_many_words_as_in_the_package() -> None:
     assert len(WORDS) == 2 * (2 + 5 + 5 + 1) + 10 + 12
+
+
+@pytest.mark.parametrize("language", ["en", "yue"])
+def test_codes_of_languages_raise_no_doubt(language: str) -> None:
+    assert language_doubt(language) == ""
+
+
+@pytest.mark.parametrize("language", ["English", "EN", "en-us"])
+def test_other_words_for_languages_do(language: str) -> None:
+    assert language_doubt(language).startswith(f"{language!r} is no code of a language, such as en or yue")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from attention_side import Call, serve_calls  # isort: skip -- it finds the others
-from attention_case import Inputs, Sample, document_ends
+import numpy as np
+from attention_case import Inputs, Sample, document_ends, first_queries
 
 from erniekit.environment import import_paddle
 
@@ -19,7 +20,9 @@ def prepare(row: list[Sample], numbers: Inputs, way: str, backward: bool) -> Cal
     library.use(library.AUTO if way == "native" else library.PADDLE)
     tensors = [paddle.to_tensor(array, stop_gradient=not backward) for array in numbers[:3]]
     gradient = paddle.to_tensor(numbers.gradient)
-    plan = AttentionPlan.build(document_ends(row)[None, None, :, None], dense=way == "dense")
+    causal = not row[0].both_ways
+    columns = [document_ends(row)] if causal else [document_ends(row), first_queries(row)]
+    plan = AttentionPlan.build(np.stack(columns, -1)[None, None], dense=way == "dense", causal=causal)
 
     def call() -> list[paddle.Tensor]:
         for tensor in tensors:

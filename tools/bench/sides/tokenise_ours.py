@@ -11,7 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 from erniekit.data.conversation import Source
-from erniekit.data.dataset import open_dataset
+from erniekit.data.open_dataset import open_dataset
 from erniekit.data.sampler import StepPlan
 from erniekit.data.templates.ernie import chat_template
 from erniekit.data.tokenizers.tokenizer import load_tokenizer

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from attention_side import Call, serve_calls  # isort: skip -- it finds the others
 import torch
-from attention_case import Inputs, Sample, document_ends
+from attention_case import Inputs, Sample, document_ends, first_queries
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -20,13 +20,15 @@ compiled = torch.compile(flex_attention, dynamic=False)
 
 def with_mask(row: list[Sample]) -> Core:
     """One call over the whole row."""
-    ends, index = torch.from_numpy(document_ends(row)), torch.arange(row[-1].end)
-    mask = (index[:, None] >= index) & (index[:, None] < ends)
+    ends, first = torch.from_numpy(document_ends(row)), torch.from_numpy(first_queries(row))
+    index = torch.arange(row[-1].end)[:, None]
+    mask = (index >= first) & (index < ends)
     return lambda q, k, v: scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
 
 
 def by_documents(row: list[Sample]) -> Core:
-    """A causal call for each document; the rejected answer has one of its own, with a mask of what it sees."""
+    """A call for each document, causal unless it is read both ways; the rejected answer has one of its own, with a mask
+    of what it sees."""
     masks = {}
     for sample in row:
         queries, question = sample.end - sample.rejected, sample.chosen - sample.start
@@ -38,7 +40,7 @@ def by_documents(row: list[Sample]) -> Core:
         for sample in row:
             first = slice(sample.start, sample.rejected)
             part = [x[:, :, first] for x in (q, k, v)]
-            parts.append(scaled_dot_product_attention(*part, is_causal=True, enable_gqa=True))
+            parts.append(scaled_dot_product_attention(*part, is_causal=not sample.both_ways, enable_gqa=True))
             if sample.rejected < sample.end:
                 question, rejected = slice(sample.start, sample.chosen), slice(sample.rejected, sample.end)
                 seen = [torch.cat([x[:, :, question], x[:, :, rejected]], 2) for x in (k, v)]
@@ -50,10 +52,10 @@ def by_documents(row: list[Sample]) -> Core:
 
 
 def flex(row: list[Sample]) -> Core:
-    ends, length = torch.from_numpy(document_ends(row)), row[-1].end
+    ends, first, length = torch.from_numpy(document_ends(row)), torch.from_numpy(first_queries(row)), row[-1].end
 
     def visible(batch: object, head: object, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        return (query >= key) & (query < ends[key])
+        return (query >= first[key]) & (query < ends[key])
 
     blocks = create_block_mask(visible, 1, None, length, length, device="cpu")
     return lambda q, k, v: compiled(q, k, v, block_mask=blocks, enable_gqa=True)

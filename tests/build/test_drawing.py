@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from erniekit.build import speech
-from erniekit.build.data import speech_settings_of, training_plan
-from erniekit.build.speech import CodecFacts, drawing_of
+from erniekit.build import drawing as build_drawing
+from erniekit.build.data import training_plan
+from erniekit.build.drawing import code_drawing, interleaving_of, speech_settings_of
+from erniekit.build.speech import CodecFacts
 from erniekit.config import Config
 from erniekit.data.ar_nar_codes import TASKS, ArNarCodes, ArNarDraws
 from erniekit.data.drawing import SpokenFacts
@@ -42,7 +44,7 @@ class Tokens:
 @pytest.fixture(autouse=True)
 def codec(monkeypatch: pytest.MonkeyPatch) -> None:
     facts = CodecFacts(Path("codec"), LEVELS, CODES, 50.0, 16000)
-    monkeypatch.setattr(speech, "codec_of_run", lambda config: facts)
+    monkeypatch.setattr(build_drawing, "codec_of_run", lambda config: facts)
 
 
 @pytest.fixture
@@ -52,7 +54,7 @@ def drawing(make_config: MakeConfig) -> Callable[..., MaskedCodes | ArNarCodes]:
     def make(**values: Any) -> MaskedCodes | ArNarCodes:
         config = make_config(stage="TTS", train_dataset_type="codes", **values)
         model = vall_e_config() if config.speech.tts_objective == "ar_nar" else omnivoice_config()
-        return drawing_of(config, model, Tokens())  # type: ignore[arg-type]
+        return code_drawing(config, model, Tokens())  # type: ignore[arg-type]
 
     return make
 
@@ -242,3 +244,14 @@ def test_texts_are_needed_where_they_are_read(
 ) -> None:
     config = make_config(stage="TTS", train_dataset_type="codes", condition_dropout=share)
     assert speech_settings_of(config, drawing()).needs_text is needed
+
+
+def test_interleaving_follows_the_run(make_config: Callable[..., Config]) -> None:
+    tokens = {"<|unit0|>": 5, "<|unit1|>": 6, "<|continue|>": 7, "<|correspond|>": 8}
+    tokenizer: Any = SimpleNamespace(token_id=tokens.get, bos_id=1, eos_id=2)
+    usual = interleaving_of(make_config(stage="PT"), tokenizer)
+    assert (usual.tokens.ids, usual.tokens.continue_id, usual.tokens.correspond_id) == ((5, 6), 7, 8)
+    assert (usual.seed, usual.max_seq_len, usual.truncates, usual.segment_units) == (42, 128, True, 500)
+    told = make_config(stage="PT", seed=7, max_seq_len=64, over_length_policy="drop", interleave_segment_seconds=2)
+    other = interleaving_of(told, tokenizer)
+    assert (other.seed, other.max_seq_len, other.truncates, other.segment_units) == (7, 64, False, 100)

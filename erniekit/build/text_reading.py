@@ -1,0 +1,86 @@
+"""What a model folder says of the texts that it speaks: `speech.json`.
+
+A run writes it into its output_dir, an export into the folder that is passed on, which has no parameters of a run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from erniekit.data.speech_text import FRONTENDS, TOKENIZER
+from erniekit.errors import DataError
+
+TEXT_READING_FILE = "speech.json"
+
+
+class TextReading(NamedTuple):
+    """How a model reads texts, and how fast its data is spoken.
+
+    Attributes:
+        frontend: a value of `text_frontend`.
+        seconds_per_letter: as `inference.speaking.text.measured_rate`; None: unknown.
+        tells_language: whether the model has been told the language of its texts (`language_probability`).
+    """
+
+    frontend: str = TOKENIZER
+    seconds_per_letter: float | None = None
+    tells_language: bool = True
+
+
+def write_text_reading(folder: Path, reading: TextReading) -> None:
+    """Write the file into a folder."""
+    content = {
+        "text_frontend": reading.frontend,
+        "seconds_per_letter": reading.seconds_per_letter,
+        "tells_language": reading.tells_language,
+    }
+    (folder / TEXT_READING_FILE).write_text(json.dumps(content) + "\n", encoding="utf-8")
+
+
+def read_text_reading(folders: Sequence[Path]) -> TextReading | None:
+    """Return what the first folder with such a file says; None: none has one.
+
+    Raises:
+        DataError: the file is damaged.
+    """
+    path = next((folder / TEXT_READING_FILE for folder in folders if (folder / TEXT_READING_FILE).is_file()), None)
+    if path is None:
+        return None
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        frontend, seconds, tells = (values[name] for name in ("text_frontend", "seconds_per_letter", "tells_language"))
+        if frontend not in FRONTENDS:
+            raise ValueError(f"text_frontend is {frontend!r:.60}")
+        if seconds is not None and not (isinstance(seconds, float) and 0 < seconds < 100):
+            raise ValueError(f"seconds_per_letter is {seconds!r:.60}")
+        if not isinstance(tells, bool):
+            raise ValueError(f"tells_language is {tells!r:.60}")
+    except (OSError, ValueError, TypeError, LookupError, RecursionError) as error:
+        raise DataError(
+            f"{path}: expected text_frontend, one of {', '.join(FRONTENDS)}, seconds_per_letter, a positive "
+            f"number or null, and tells_language, true or false: {error}; put the file of the training back"
+        ) from None
+    return TextReading(frontend, seconds, tells)
+
+
+def text_reading_of(run: Mapping[str, Any], folders: Sequence[Path]) -> TextReading | None:
+    """Return how a model reads texts by the parameters of its run, else by the first folder that says so; None: neither
+    does, as of a model that others have trained.
+
+    Args:
+        run: empty if they are unknown.
+
+    Raises:
+        DataError: the file of a folder is damaged.
+    """
+    found = read_text_reading(folders)
+    if not run:
+        return found
+    found = found or TextReading()
+    return found._replace(
+        frontend=str(run.get("text_frontend") or found.frontend),
+        tells_language=float(run.get("language_probability", found.tells_language)) > 0,
+    )

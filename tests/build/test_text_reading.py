@@ -1,0 +1,53 @@
+"""What a model folder says of texts is read back, and damage is told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from erniekit.build.text_reading import TextReading, read_text_reading, text_reading_of, write_text_reading
+from erniekit.errors import DataError
+
+
+@pytest.mark.parametrize(
+    "reading", [TextReading(), TextReading("characters", 0.125), TextReading("phonemes", None, False)]
+)
+def test_what_is_written_is_read(tmp_path: Path, reading: TextReading) -> None:
+    assert read_text_reading([tmp_path]) is None
+    write_text_reading(tmp_path, reading)
+    assert read_text_reading([tmp_path / "absent", tmp_path]) == reading
+
+
+def test_the_parameters_of_a_run_come_first(tmp_path: Path) -> None:
+    assert text_reading_of({}, [tmp_path]) is None
+    assert text_reading_of({"stage": "TTS"}, [tmp_path]) == TextReading()
+    write_text_reading(tmp_path, TextReading("characters", 0.125, False))
+    assert text_reading_of({}, [tmp_path]) == TextReading("characters", 0.125, False)
+    run = {"text_frontend": "phonemes", "language_probability": 0.8}
+    assert text_reading_of(run, [tmp_path]) == TextReading("phonemes", 0.125, True)
+
+
+def damaged(**values: Any) -> str:
+    return json.dumps({"text_frontend": "tokenizer", "seconds_per_letter": None, "tells_language": True} | values)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{}",
+        "nothing",
+        damaged(text_frontend="letters"),
+        damaged(text_frontend=["tokenizer"]),
+        damaged(seconds_per_letter="fast"),
+        damaged(seconds_per_letter=-1.0),
+        damaged(tells_language="yes"),
+        "[" * 10_000,
+    ],
+)
+def test_a_damaged_file_is_told(tmp_path: Path, content: str) -> None:
+    (tmp_path / "speech.json").write_text(content)
+    with pytest.raises(DataError, match=r"speech.json: expected text_frontend, one of tokenizer, characters, phonemes"):
+        read_text_reading([tmp_path])
