@@ -51,6 +51,11 @@ def start(folder: Path, *words: str) -> Server:
     raise AssertionError("".join(lines))
 
 
+@pytest.fixture(autouse=True)
+def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_random_model(TINY_ERNIE, tmp_path_factory.mktemp("served-model"), seed=3)
