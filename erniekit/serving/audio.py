@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -14,6 +15,8 @@ from starlette.formparsers import MultiPartException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
+from erniekit.data.media.clip import AudioInputs
+from erniekit.data.placeholders import EncodedPrompt
 from erniekit.inference.audio_prompts import prompt_inputs
 from erniekit.inference.chunks import Chunk
 from erniekit.inference.engine import ChatModel
@@ -116,14 +119,19 @@ class _Listening:
                 transcript.pieces.append(_piece(chunk, ""))
                 continue
             encoded, sound = prompts.of(chunk), chunk.sound
-            read = prompt_inputs(encoded, self._model.audio, lambda placed, inputs, sound=sound: sound)
-            assert read is not None
-            arrays = read()
+            arrays = _arrays(encoded, sound, self._model.audio)
             greedy = Sampling(max_new_tokens=prompts.longest_transcript(chunk))
             sampling = self._model.with_stop_tokens(greedy)
-            request = make_request(self._model.decoder, encoded.ids, sampling, inputs=lambda arrays=arrays: arrays)
+            request = make_request(self._model.decoder, encoded.ids, sampling, inputs=partial(dict, arrays))
             asked.append((chunk, Question(replace(request, adapters=self._adapters))))
         return asked
+
+
+def _arrays(prompt: EncodedPrompt, sound: np.ndarray, inputs: AudioInputs | None) -> dict[str, np.ndarray]:
+    """Return what the model reads of a chunk beside its tokens."""
+    read = prompt_inputs(prompt, inputs, lambda placed, of: sound)
+    assert read is not None
+    return dict(read())
 
 
 def _piece(chunk: Chunk, text: str, *, cut: bool = False) -> Piece:

@@ -51,7 +51,9 @@ class ChatShape:
         logprobs = _chat_logprobs(self._model, piece.tokens, piece.logprobs) if piece.logprobs else None
         deltas: list[dict[str, Any]] = [{"content": text}] if text or logprobs else []
         deltas += [{"tool_calls": [{"index": number, **_call(call)}]} for number, call in enumerate(calls)]
-        chunks = [{"index": index, "delta": delta, "logprobs": None, "finish_reason": None} for delta in deltas]
+        chunks: list[dict[str, Any]] = [
+            {"index": index, "delta": delta, "logprobs": None, "finish_reason": None} for delta in deltas
+        ]
         if logprobs:
             chunks[0]["logprobs"] = logprobs
         if piece.finished:

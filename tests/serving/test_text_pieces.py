@@ -52,6 +52,6 @@ def test_what_may_be_a_stop_word_waits() -> None:
     assert stops.add("nd>more") == ("", True)
 
 
-@pytest.mark.parametrize("words", [(), ("x",)])
+@pytest.mark.parametrize("words", [(), ("y",)])
 def test_nothing_is_held_back_without_cause(words: tuple[str, ...]) -> None:
     assert StopWords(words).add("text") == ("text", False)
