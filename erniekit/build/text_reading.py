@@ -16,17 +16,24 @@ from erniekit.errors import DataError
 TEXT_READING_FILE = "speech.json"
 
 
+class Pace(NamedTuple):
+    """How long data takes to say a text: `seconds_besides` + letters * `seconds_per_letter`."""
+
+    seconds_per_letter: float
+    seconds_besides: float = 0.0
+
+
 class TextReading(NamedTuple):
     """How a model reads texts, and how fast its data is spoken.
 
     Attributes:
         frontend: a value of `text_frontend`.
-        seconds_per_letter: as `inference.speaking.text.measured_rate`; None: unknown.
+        pace: as `inference.speaking.text.measured_pace`; None: unknown.
         tells_language: whether the model has been told the language of its texts (`language_probability`).
     """
 
     frontend: str = TOKENIZER
-    seconds_per_letter: float | None = None
+    pace: Pace | None = None
     tells_language: bool = True
 
 
@@ -34,7 +41,7 @@ def write_text_reading(folder: Path, reading: TextReading) -> None:
     """Write the file into a folder."""
     content = {
         "text_frontend": reading.frontend,
-        "seconds_per_letter": reading.seconds_per_letter,
+        "pace": reading.pace and reading.pace._asdict(),
         "tells_language": reading.tells_language,
     }
     (folder / TEXT_READING_FILE).write_text(json.dumps(content) + "\n", encoding="utf-8")
@@ -51,19 +58,21 @@ def read_text_reading(folders: Sequence[Path]) -> TextReading | None:
         return None
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-        frontend, seconds, tells = (values[name] for name in ("text_frontend", "seconds_per_letter", "tells_language"))
+        frontend, pace, tells = (values[name] for name in ("text_frontend", "pace", "tells_language"))
         if frontend not in FRONTENDS:
             raise ValueError(f"text_frontend is {frontend!r:.60}")
-        if seconds is not None and not (isinstance(seconds, float) and 0 < seconds < 100):
-            raise ValueError(f"seconds_per_letter is {seconds!r:.60}")
+        if pace is not None:
+            pace = Pace(**pace)
+            if not (all(isinstance(each, float) for each in pace) and 0 < pace[0] < 100 and 0 <= pace[1] < 100):
+                raise ValueError(f"pace is {pace!r:.90}")
         if not isinstance(tells, bool):
             raise ValueError(f"tells_language is {tells!r:.60}")
     except (OSError, ValueError, TypeError, LookupError, RecursionError) as error:
         raise DataError(
-            f"{path}: expected text_frontend, one of {', '.join(FRONTENDS)}, seconds_per_letter, a positive "
-            f"number or null, and tells_language, true or false: {error}; put the file of the training back"
+            f"{path}: expected text_frontend, one of {', '.join(FRONTENDS)}, pace, null or seconds_per_letter and "
+            f"seconds_besides, and tells_language, true or false: {error}; put the file of the training back"
         ) from None
-    return TextReading(frontend, seconds, tells)
+    return TextReading(frontend, pace, tells)
 
 
 def text_reading_of(run: Mapping[str, Any], folders: Sequence[Path]) -> TextReading | None:

@@ -36,7 +36,7 @@ from erniekit.data.split import read_part
 from erniekit.data.templates.ernie import published_files
 from erniekit.data.units import SpokenText
 from erniekit.distributed.topology import Topology
-from erniekit.inference.speaking.text import measured_rate
+from erniekit.inference.speaking.text import measured_pace
 from erniekit.launch.data_ahead import wait_for_data
 from erniekit.model.decoder import Decoder
 from erniekit.model.lora.lora import named_trainable_parameters
@@ -147,9 +147,9 @@ def _tell_codes(config: Config, *, writes: bool) -> None:
     items = chain.from_iterable(map(read_part, training_sources(config)))
     spoken = (record for item in items if isinstance(item, tuple) and isinstance(record := item[1], SpokenText))
     first = islice(spoken, MEASURED_RECORDINGS)
-    rate = measured_rate((record.text, record.shape[1] / codec.frame_rate) for record in first)
+    pace = measured_pace((record.text, record.shape[1] / codec.frame_rate) for record in first)
     section = config.speech
-    reading = TextReading(section.text_frontend, rate, section.language_probability > 0)
+    reading = TextReading(section.text_frontend, pace, section.language_probability > 0)
     write_text_reading(config.output_dir, reading)
 
 

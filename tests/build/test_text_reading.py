@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from erniekit.build.text_reading import TextReading, read_text_reading, text_reading_of, write_text_reading
+from erniekit.build.text_reading import Pace, TextReading, read_text_reading, text_reading_of, write_text_reading
 from erniekit.errors import DataError
 
 
 @pytest.mark.parametrize(
-    "reading", [TextReading(), TextReading("characters", 0.125), TextReading("phonemes", None, False)]
+    "reading", [TextReading(), TextReading("characters", Pace(0.125, 0.25)), TextReading("phonemes", None, False)]
 )
 def test_what_is_written_is_read(tmp_path: Path, reading: TextReading) -> None:
     assert read_text_reading([tmp_path]) is None
@@ -24,14 +24,14 @@ def test_what_is_written_is_read(tmp_path: Path, reading: TextReading) -> None:
 def test_the_parameters_of_a_run_come_first(tmp_path: Path) -> None:
     assert text_reading_of({}, [tmp_path]) is None
     assert text_reading_of({"stage": "TTS"}, [tmp_path]) == TextReading()
-    write_text_reading(tmp_path, TextReading("characters", 0.125, False))
-    assert text_reading_of({}, [tmp_path]) == TextReading("characters", 0.125, False)
+    write_text_reading(tmp_path, TextReading("characters", Pace(0.125, 0.25), False))
+    assert text_reading_of({}, [tmp_path]) == TextReading("characters", Pace(0.125, 0.25), False)
     run = {"text_frontend": "phonemes", "language_probability": 0.8}
-    assert text_reading_of(run, [tmp_path]) == TextReading("phonemes", 0.125, True)
+    assert text_reading_of(run, [tmp_path]) == TextReading("phonemes", Pace(0.125, 0.25), True)
 
 
 def damaged(**values: Any) -> str:
-    return json.dumps({"text_frontend": "tokenizer", "seconds_per_letter": None, "tells_language": True} | values)
+    return json.dumps({"text_frontend": "tokenizer", "pace": None, "tells_language": True} | values)
 
 
 @pytest.mark.parametrize(
@@ -41,8 +41,9 @@ def damaged(**values: Any) -> str:
         "nothing",
         damaged(text_frontend="letters"),
         damaged(text_frontend=["tokenizer"]),
-        damaged(seconds_per_letter="fast"),
-        damaged(seconds_per_letter=-1.0),
+        damaged(pace="fast"),
+        damaged(pace={"seconds_per_letter": -1.0, "seconds_besides": 0.0}),
+        damaged(pace={"seconds_per_letter": 0.1, "seconds_besides": 0.0, "letters": 3}),
         damaged(tells_language="yes"),
         "[" * 10_000,
     ],

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from erniekit.build.text_reading import TextReading, read_text_reading, write_text_reading
+from erniekit.build.text_reading import Pace, TextReading, read_text_reading, write_text_reading
 from erniekit.cli import main
 from erniekit.data.tokenizers.tokenizer import load_tokenizer
 from erniekit.errors import ConfigurationError, ModelFileError
@@ -51,10 +51,10 @@ def test_an_exported_folder_has_the_weights_and_the_codec(trained: Path, tmp_pat
 
 @pytest.mark.proves("text_frontend")
 def test_an_exported_folder_remembers_how_texts_are_read(trained: Path, tmp_path: Path) -> None:
-    write_text_reading(trained, TextReading("tokenizer", 0.125))
+    write_text_reading(trained, TextReading("tokenizer", Pace(0.125, 0.25)))
     (trained / "training_config.yaml").write_text("stage: TTS\ntext_frontend: characters\n")
     assert main(["export", str(trained), "--output", str(tmp_path / "exported")]) == 0
-    assert read_text_reading([tmp_path / "exported"]) == TextReading("characters", 0.125)
+    assert read_text_reading([tmp_path / "exported"]) == TextReading("characters", Pace(0.125, 0.25))
 
 
 @pytest.mark.proves("lora_codebooks")

@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -88,6 +89,7 @@ def trained(work: Path, name: str, epochs: float, *others: str) -> Path:
 def spoken(work: Path, model: Path, tests: Sequence[Said], options: Sequence[str]) -> list[np.ndarray]:
     """Let a model say the texts of held-out recordings; what it cannot say is silence."""
     texts, folder = work / "texts.jsonl", model / "spoken"
+    shutil.rmtree(folder, ignore_errors=True)  # of an earlier model; no sound is overwritten
     lines = [json.dumps({"text": said.text, "id": f"{number:04d}"}) for number, said in enumerate(tests)]
     texts.write_text("\n".join(lines) + "\n", encoding="utf-8")
     command = ["speak", str(model), "--texts", str(texts), "--output", str(folder), *options]

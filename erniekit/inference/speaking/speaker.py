@@ -17,7 +17,7 @@ from erniekit.build.codec import codec_opener
 from erniekit.build.codec_folder import codec_candidates
 from erniekit.build.speech import CodecFacts, codec_facts
 from erniekit.build.speech_tokens import SpeechTokens
-from erniekit.build.text_reading import TextReading, text_reading_of
+from erniekit.build.text_reading import Pace, TextReading, text_reading_of
 from erniekit.codecs.codec import Codec
 from erniekit.config.sections.speaking import SpeakingParameters
 from erniekit.data.formats.problems import MalformedError
@@ -94,7 +94,7 @@ class SpeechModel:
     Args:
         codec: of the codes; it is opened when sound is made or read for the first time.
         frontend: how texts become ids (`text_frontend`).
-        weight_seconds: how fast the model's data is spoken (`text.measured_rate`); None: unknown.
+        pace: how fast the model's data is spoken (`text.measured_pace`); None: unknown.
         adapted: the levels that adapters serve (`lora_codebooks`); None: all.
         tells_language: whether the model was told the language of its texts.
         is_published: it was trained by others, with their words for voices (`voice_words.py`).
@@ -108,7 +108,7 @@ class SpeechModel:
         codec: CodecFacts,
         *,
         frontend: str = "tokenizer",
-        weight_seconds: float | None = None,
+        pace: Pace | None = None,
         adapted: Sequence[int] | None = None,
         seed: int = 42,
         device: str = "auto",
@@ -118,7 +118,7 @@ class SpeechModel:
         self.decoder, self.tokenizer, self.codec_facts = decoder, tokenizer, codec
         self.layout = code_layout(decoder.config)
         self.is_masked = self.layout.kind == OMNIVOICE
-        self._weight_seconds, self._adapted = weight_seconds, adapted
+        self._pace, self._adapted = pace, adapted
         self._seed, self._device, self.is_published = seed, device, is_published
         self.frontend, self.tells_language = frontend, tells_language
 
@@ -164,7 +164,7 @@ class SpeechModel:
             tokenizer,
             facts,
             frontend=reading.frontend,
-            weight_seconds=reading.seconds_per_letter,
+            pace=reading.pace,
             adapted=(tuple(run.get("lora_codebooks") or ()) or None) if adapters else None,
             seed=seed,
             device=device,
@@ -367,7 +367,7 @@ class SpeechModel:
 
     def _estimated(self, text: str, voice: Voice | None, speed: float) -> int:
         reference = None if voice is None else SpokenReference(voice.text, voice.codes.shape[1])
-        return estimated_frames(text, self.frame_rate, reference, speed=speed, weight_seconds=self._weight_seconds)
+        return estimated_frames(text, self.frame_rate, reference, speed=speed, pace=self._pace)
 
     def _encode(self, text: str, language: str) -> list[int]:
         """Return the ids of a text as the run encoded those of its data."""

@@ -117,7 +117,7 @@ class SpokenAnswers:
             self._tokenizer,
             self._codec,
             frontend=settings.frontend,
-            weight_seconds=None if reading is None else reading.seconds_per_letter,
+            pace=None if reading is None else reading.pace,
             adapted=settings.adapted,
             seed=settings.seed,
             device=settings.device,

@@ -10,8 +10,10 @@ import unicodedata
 from bisect import bisect_right
 from collections.abc import Iterable
 from functools import lru_cache
-from statistics import median
+from statistics import linear_regression, median
 from typing import NamedTuple
+
+from erniekit.build.text_reading import Pace
 
 REFERENCE_TEXT, REFERENCE_SECONDS = "Nice to meet you.", 1.0  # where there is no voice that tells how fast it speaks
 SHORT_SECONDS = 2.0  # texts that take less are spoken more slowly
@@ -169,20 +171,21 @@ def estimated_frames(
     reference: SpokenReference | None = None,
     *,
     speed: float = 1.0,
-    weight_seconds: float | None = None,
+    pace: Pace | None = None,
 ) -> int:
     """Return how many frames it takes to say a text, at least one.
 
-    With a reference it is as fast as that; without one as fast as the data that `weight_seconds` was measured on, or
-    as a usual speaker. Texts of less than 2 seconds get more time than their share, but where it was measured.
+    With a reference it is as fast as that; without one as fast as the data that `pace` was measured on, or as a usual
+    speaker. Texts of less than 2 seconds get more time than their share, but where it was measured.
 
     Args:
         speed: above 1 takes less time.
-        weight_seconds: seconds of each letter in the model's data (`measured_rate`); None: unknown.
+        pace: of the model's data (`measured_pace`); None: unknown.
     """
     if reference is None or not reference.text:
-        if weight_seconds is not None:
-            return max(1, round(speaking_weight(text) * weight_seconds * frame_rate / speed))
+        if pace is not None:
+            seconds = pace.seconds_besides + speaking_weight(text) * pace.seconds_per_letter
+            return max(1, round(seconds * frame_rate / speed))
         reference = SpokenReference(REFERENCE_TEXT, REFERENCE_SECONDS * frame_rate)
     own = speaking_weight(reference.text)
     if own == 0 or reference.frames <= 0:
@@ -194,7 +197,19 @@ def estimated_frames(
     return max(1, int(frames if speed == 1.0 else frames / speed))
 
 
-def measured_rate(records: Iterable[tuple[str, float]]) -> float | None:
-    """Return the median seconds of a letter in texts and the seconds that they take; None if no text can be said."""
-    rates = [seconds / weight for text, seconds in records if (weight := speaking_weight(text)) > 0 and seconds > 0]
-    return median(rates) if rates else None
+def measured_pace(records: Iterable[tuple[str, float]]) -> Pace | None:
+    """Return the line of least squares through the letters of texts and the seconds that they take.
+
+    What a recording takes besides its letters is silence around them, mostly. Where all texts are about as long, or
+    longer ones take less time, a line means nothing, and the median of seconds for each letter counts. None: no text
+    can be said.
+    """
+    points = [(weight, seconds) for text, seconds in records if (weight := speaking_weight(text)) > 0 and seconds > 0]
+    if not points:
+        return None
+    ratio = Pace(median(seconds / weight for weight, seconds in points))
+    weights = [weight for weight, _ in points]
+    if max(weights) < 1.5 * min(weights):
+        return ratio
+    slope, besides = linear_regression(weights, [seconds for _, seconds in points])
+    return Pace(slope, besides) if slope > 0 and besides > 0 else ratio

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from erniekit.build.text_reading import TextReading, write_text_reading
+from erniekit.build.text_reading import Pace, TextReading, write_text_reading
 from erniekit.config.sections.speaking import SpeakingParameters
 from erniekit.data.formats.problems import MalformedError
 from erniekit.errors import ConfigurationError, DataError, UserError
@@ -110,7 +110,7 @@ def test_lengths_follow_text_speed_and_duration(model: SpeechModel, asked: FakeW
 
 def test_the_rate_of_the_training_data_counts(folder: Path, tmp_path: Path, asked: FakeWriter) -> None:
     shutil.copytree(folder, tmp_path / "model")
-    write_text_reading(tmp_path / "model", TextReading("characters", 0.2))
+    write_text_reading(tmp_path / "model", TextReading("characters", Pace(0.2)))
     model = SpeechModel.load(tmp_path / "model")
     speak(model, Utterance("one"))
     assert asked.batches[0][0].frames == round(3 * 0.2 * FRAME_RATE)

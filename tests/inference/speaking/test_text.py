@@ -7,11 +7,12 @@ from unicodedata import ucd_3_2_0
 
 import pytest
 
+from erniekit.build.text_reading import Pace
 from erniekit.inference.speaking.text import (
     SpokenReference,
     estimated_frames,
     joined_text,
-    measured_rate,
+    measured_pace,
     nonverbal_parts,
     pieces,
     speaking_weight,
@@ -76,11 +77,13 @@ def test_frames_follow_the_frame_rate() -> None:
     assert estimated_frames(text, 25, SpokenReference("\u0640", 10)) == 1  # a reference of no length
 
 
-def test_a_measured_rate_has_no_boost_for_short_texts() -> None:
-    rate = measured_rate([("three", 0.5), ("one two", 0.62), ("", 1.0), ("nine", 0.0)])
-    assert rate == pytest.approx((0.1 + 0.62 / 6.2) / 2)
-    assert measured_rate([]) is None
-    assert estimated_frames("seven", 25, weight_seconds=0.1) == round(5 * 0.1 * 25)
-    assert estimated_frames("seven", 25, weight_seconds=0.1, speed=2.0) == round(5 * 0.1 * 25 / 2)
+def test_a_measured_pace_has_no_boost_for_short_texts() -> None:
+    assert measured_pace([("three", 0.5), ("seven", 0.7), ("", 1.0), ("nine", 0.0)]) == pytest.approx((0.12, 0.0))
+    line = [("a" * letters, 0.3 + 0.08 * letters) for letters in (5, 12, 30)]
+    assert measured_pace(line) == pytest.approx((0.08, 0.3))
+    assert measured_pace([("one", 3.0), ("eight seven", 1.0)]) == pytest.approx(((1 + 1 / 10.2) / 2, 0.0))  # no line
+    assert measured_pace([]) is None
+    assert estimated_frames("seven", 25, pace=Pace(0.1, 0.4)) == round((0.4 + 5 * 0.1) * 25)
+    assert estimated_frames("seven", 25, pace=Pace(0.1), speed=2.0) == round(5 * 0.1 * 25 / 2)
     voice = SpokenReference("one", 30)
-    assert estimated_frames("seven", 25, voice, weight_seconds=0.1) == estimated_frames("seven", 25, voice)
+    assert estimated_frames("seven", 25, voice, pace=Pace(0.1)) == estimated_frames("seven", 25, voice)
