@@ -16,6 +16,7 @@ FLOORS = (
     ("cli",),
     ("ui",),
     ("runners",),
+    ("serving",),
     ("inference",),
     ("export",),
     ("launch",),
@@ -28,7 +29,7 @@ FLOORS = (
     ("config", "native", "web"),
 )
 ROOMS = {room: -floor for floor, rooms in enumerate(FLOORS) for room in rooms}
-NEVER = {"config": {"numpy", "paddle"}, "data": {"paddle"}, "ui": {"numpy", "paddle"}}
+NEVER = {"config": {"numpy", "paddle"}, "data": {"paddle"}, "ui": {"numpy", "paddle"}, "web": {"numpy", "paddle"}}
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 

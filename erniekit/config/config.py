@@ -33,6 +33,7 @@ from erniekit.config.sections.lora import LoraParameters
 from erniekit.config.sections.memory import MemoryParameters
 from erniekit.config.sections.moe import MoeParameters
 from erniekit.config.sections.precision import PrecisionParameters
+from erniekit.config.sections.serving import ServingParameters
 from erniekit.config.sections.sft import SftParameters
 from erniekit.config.sections.speaking import SpeakingParameters
 from erniekit.config.sections.speech import SpeechParameters
@@ -87,6 +88,7 @@ class Config:
     generation: GenerationParameters
     codes: CodesParameters
     speaking: SpeakingParameters
+    serving: ServingParameters
     messages: tuple[str, ...]
     path: Path | None
     verb: str
