@@ -90,6 +90,12 @@ async def _refused(request: Request, error: Exception) -> Response:
     return JSONResponse({"error": masked(str(error))}, status_code=403 if isinstance(error, OutsideError) else 422)
 
 
+def _short(folder: Path) -> str:
+    """Return a path with `~` for the home of the user."""
+    home = Path.home()
+    return f"~/{folder.relative_to(home)}" if folder != home and folder.is_relative_to(home) else str(folder)
+
+
 Work = Callable[[dict[str, Any]], Any]
 
 
@@ -98,7 +104,7 @@ def _endpoints(workspace: Workspace, talk: Talk) -> list[Route]:
     described = schema()
 
     def session(values: dict[str, Any]) -> dict[str, Any]:
-        return {"folder": str(workspace.root), "version": __version__}
+        return {"folder": _short(workspace.root), "version": __version__}
 
     def check(values: dict[str, Any]) -> dict[str, Any]:
         text = _text(values, "text")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import os
 import re
 import shutil
 import subprocess
@@ -55,7 +56,8 @@ def take_pictures(folder: Path, pages: tuple[str, ...]) -> None:
 
     program = shutil.which("chromium") or shutil.which("google-chrome")
     command = [sys.executable, "-m", "erniekit", "ui", str(folder), "--port", "0"]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    home = {**os.environ, "HOME": str(folder.absolute().parent)}  # so that the pictures show ~/my-project
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=home)
     assert server.stdout is not None
     address = next(line.strip() for line in server.stdout if "#token=" in line)
     PICTURES.mkdir(parents=True, exist_ok=True)

@@ -42,9 +42,10 @@ export async function show(main, signal, asked) {
     }
   };
   load.addEventListener("click", () => attempt(async () => {
+    fill(composer, h("p", { class: "soft" }, "The model is loading …"));
+    fill(talk);
     await post("talk/start", { folder: choice.value });
     turns.length = 0;
-    fill(talk);
     await follow();
   }));
   unload.addEventListener("click", () => attempt(async () => {

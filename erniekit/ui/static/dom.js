@@ -60,7 +60,7 @@ export function figures(pairs) {
 
 /** Return the top of a page. */
 export function heading(title, text, ...actions) {
-  return h("div", { class: "head" }, h("div", {}, h("h1", {}, title), h("p", {}, text)), actions.length ? h("div", { class: "row" }, actions) : null);
+  return h("div", { class: "head" }, h("div", {}, h("h1", {}, title), h("p", {}, prose(text))), actions.length ? h("div", { class: "row" }, actions) : null);
 }
 
 /** Return a text of a declaration, with what stands in backticks as code. */
