@@ -95,7 +95,7 @@ def serve(
         on_signal()
         handle_exit(number, frame)
 
-    server.handle_exit = told  # type: ignore[method-assign]
+    server.handle_exit = told  # type: ignore[assignment, method-assign]
     try:
         listening.listen(BACKLOG)  # whoever comes from now on is answered when the application has started
     except OSError as error:
