@@ -53,15 +53,15 @@ def render_batch(
 
 
 def _row_lines(number: int, row: PreviewedRow, color: bool) -> list[str]:
-    heading = f"row {number}: {row.count} {row.what}, {row.positions:,} positions"
+    heading = f"row {number}: {row.total} {row.what}, {row.positions:,} positions"
     lines = [_styled(heading + (f", {row.padding:,} padding" if row.padding else ""), HEADING, color)]
     for place, document in enumerate(row.documents):
         targets = " + ".join(f"{count:,}" for count in document.targets)
         positions = f"positions {document.start:,}-{document.end - 1:,}, {targets} targets"
         heading = f"--- {row.what[:-1]} {place}: {document.location}, {positions}"
         lines += [_styled(heading, HEADING, color), *(_part_line(part, color) for part in document.parts)]
-    if row.count > len(row.documents):
-        lines.append(_styled(f"--- and {row.count - len(row.documents)} more {row.what}", HEADING, color))
+    if row.total > len(row.documents):
+        lines.append(_styled(f"--- and {row.total - len(row.documents)} more {row.what}", HEADING, color))
     return lines
 
 

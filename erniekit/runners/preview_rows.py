@@ -54,13 +54,13 @@ class PreviewedRow(NamedTuple):
 
     Attributes:
         what: "documents" or "pairs".
-        count: how many of them the row has in all.
+        total: how many of them the row has in all.
         positions: how many positions they fill.
         padding: how many positions follow.
     """
 
     what: str
-    count: int
+    total: int
     positions: int
     padding: int
     documents: list[PreviewedDocument]

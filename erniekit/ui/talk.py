@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from socket import SHUT_RDWR, socket
 from typing import IO, Any, NamedTuple
@@ -156,6 +156,6 @@ async def body_of(answer: Answer) -> AsyncIterator[bytes]:
             answer.socket.shutdown(SHUT_RDWR)  # also wakes the thread that still reads
 
 
-def passed_headers(headers: Mapping[str, str]) -> dict[str, str]:
+def passed_headers(headers: http.client.HTTPMessage) -> dict[str, str]:
     """Return the headers of an answer that the page needs."""
     return {name: headers[name] for name in ("Content-Type", "Retry-After") if name in headers}

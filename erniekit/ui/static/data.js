@@ -37,12 +37,12 @@ function drawn({ rows, report, plan }) {
   return [legend, rows.map(row), h("details", {}, h("summary", {}, "Files and steps"), h("pre", { class: "note" }, `${report}\n\n${plan}`))].flat();
 }
 
-function row({ what, count, positions, padding, documents }, index) {
-  const title = `Pack ${index + 1}: ${count} ${what}, ${number(positions)} positions${padding ? `, ${number(padding)} padding` : ""}`;
+function row({ what, total, positions, padding, documents }, index) {
+  const title = `Pack ${index + 1}: ${total} ${what}, ${number(positions)} positions${padding ? `, ${number(padding)} padding` : ""}`;
   const whole = positions + padding;
   const rest = positions - (documents.at(-1)?.end ?? 0);
   const bar = h("div", { class: "pack", role: "img", "aria-label": title }, documents.map(({ start, end }, place) => part(end - start, whole, "", place + 1)), rest ? part(rest, whole, "", "…") : null, padding ? part(padding, whole, "padding", "padding") : null);
-  return h("section", { class: "stage" }, h("h2", {}, title), bar, documents.map(document_), rest ? h("p", { class: "soft small" }, `and ${count - documents.length} more`) : null);
+  return h("section", { class: "stage" }, h("h2", {}, title), bar, documents.map(document_), rest ? h("p", { class: "soft small" }, `and ${total - documents.length} more`) : null);
 }
 
 function part(size, whole, kind, text) {
