@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 SHELL := /bin/bash
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart quickstart-asr quickstart-units quickstart-tts test test-browser test-operators test-fast test-all parity oracle-5 fuzz lint docs check-generated check-proofs smoke bench bench-peers bench-profile bench-torch bench-speaking layouts validate-examples clean
+.PHONY: help quickstart quickstart-asr quickstart-units quickstart-tts test test-browser test-operators test-fast test-all parity oracle-5 fuzz lint docs check-generated check-proofs smoke bench bench-serving bench-peers bench-profile bench-torch bench-speaking layouts validate-examples clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /  make \1\t/' | expand -t 26
@@ -186,6 +186,9 @@ bench-profile: $(VENV)/.cpu ## where our own training step goes, and its share o
 
 bench-torch: $(VENV)/.parity ## a layer of experts beside torch and transformers
 	set -e; for name in $(BENCHES_TORCH); do echo "== $$name"; $(BIN)/python tools/bench/$$name.py; done
+
+bench-serving: $(VENV)/.all ## the server beside transformers serve (THEIRS: the Python of its environment), and an hour of mixed load, into docs/benchmarks.md
+	$(BIN)/python tools/bench/serving.py $(if $(THEIRS),--theirs $(THEIRS)) --write
 
 bench-speaking: $(VENV)/.cpu $(VENV_5)/.installed ## how fast models speak, beside the package omnivoice, into docs/benchmarks.md
 	$(BIN)/python tools/bench/speaking.py --omnivoice $(abspath $(VENV_5))/bin/python --write

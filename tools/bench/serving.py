@@ -86,7 +86,7 @@ def start_theirs(python: Path, folder: Path, threads: int, *, batches: bool) -> 
     deadline = time.monotonic() + 300
     while time.monotonic() < deadline and process.poll() is None:
         try:
-            httpx.get(f"{url}/models", timeout=5)
+            httpx.get(f"http://localhost:{port}/health", timeout=5)
             return Server(process, url, str(folder))
         except httpx.HTTPError:
             time.sleep(0.5)
@@ -228,8 +228,10 @@ def main() -> None:
         for title, start in kinds:
             try:
                 server = start()
-                cells = rates(server, options.requests, options.rounds)
-                stop(server)
+                try:
+                    cells = rates(server, options.requests, options.rounds)
+                finally:
+                    stop(server)
             except (SystemExit, httpx.HTTPError) as error:
                 print(f"{title}: {error}", file=sys.stderr)
                 cells = ("did not answer", "", "")
