@@ -59,7 +59,7 @@ def _expand_aliases(
             continue
         expanded, text = _expand(ALIASES[entry.name], entry) if entry.name in ALIASES else _translate(entry)
         if expanded is None:
-            problems.append(Problem(text, entry.location))
+            problems.append(Problem(text, entry.location, entry.name))
             continue
         location = SourceLocation(entry.location.file, entry.location.line, alias=entry.name)
         lists = {name for name in expanded if PARAMETERS[name].kind.is_list}
@@ -79,7 +79,7 @@ def _expand_aliases(
                     f"but `{name}` is {format_value(other.value)} "
                     f"({other.location.origin}); remove one of the two"
                 )
-                problems.append(Problem(text, entry.location))
+                problems.append(Problem(text, entry.location, entry.name))
     return plain
 
 
