@@ -30,6 +30,7 @@ VERBS = {
     "preview": "show the first samples as the model will see them",
     "pack": "tokenise and pack training data once, for training runs to replay",
     "chat": "talk to a model",
+    "ui": "show a page in the browser: configurations, data, runs, models",
     "generate": "answer prompts with a model",
     "transcribe": "write down what is said in recordings",
     "speak": "speak texts with a model that was trained on codes of recordings",
@@ -44,6 +45,7 @@ VERBS = {
     "help": "show this text, or the help of a verb",
 }
 MODULES = {"import": "import_files"}  # of verbs whose word no Python module can have
+SAME_VERBS = {"-h": "help", "--help": "help", "-V": "version", "--version": "version", "webui": "ui"}
 # Words that other programs use as verbs, and the command that does the same here.
 OTHER_VERBS = {
     **dict.fromkeys(("sft", "finetune", "fine-tune", "finetuning", "pretrain", "pt", "lora", "run"), "train"),
@@ -56,13 +58,14 @@ OTHER_VERBS = {
     **dict.fromkeys(("units", "encode", "codec"), "codes"),
     "tokenize": "pack",
     "cli": "chat",
+    **dict.fromkeys(("webchat", "gui", "web"), "ui"),
     "info": "env",
 }
 _NO_SERVER = (
-    "a server and a web interface come with the next release; today `erniekit chat` and `erniekit generate` answer, "
+    "a server comes with the next release; today `erniekit chat` and `erniekit generate` answer, "
     "and servers such as vLLM load the folder that `erniekit export` writes (docs/serving.md)"
 )
-MISSING_VERBS = dict.fromkeys(("serve", "server", "api", "deploy", "webui", "webchat", "gui", "ui"), _NO_SERVER)
+MISSING_VERBS = dict.fromkeys(("serve", "server", "api", "deploy"), _NO_SERVER)
 SUCCESS, PROBLEMS, USAGE, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 130, 141
 
 
@@ -145,7 +148,7 @@ def _impossible_path(error: OSError | RuntimeError) -> str:
 
 
 def _verb(word: str) -> str:
-    return {"-h": "help", "--help": "help", "-V": "version", "--version": "version"}.get(word, word)
+    return SAME_VERBS.get(word, word)
 
 
 def _unknown_verb(word: str, rest: Sequence[str]) -> str:
