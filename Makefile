@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 SHELL := /bin/bash
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart quickstart-asr quickstart-units quickstart-tts test test-operators test-fast test-all parity oracle-5 fuzz lint docs site check-generated check-proofs smoke bench bench-peers bench-profile bench-torch bench-speaking layouts validate-examples clean
+.PHONY: help quickstart quickstart-asr quickstart-units quickstart-tts test test-browser test-operators test-fast test-all parity oracle-5 fuzz lint docs site check-generated check-proofs smoke bench bench-serving bench-peers bench-profile bench-torch bench-speaking layouts validate-examples clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /  make \1\t/' | expand -t 26
@@ -66,7 +66,10 @@ quickstart-tts: $(VENV)/.speech ## the same for speech out: make recordings of a
 	$(BIN)/python tools/quickstart/run.py tts
 
 test: $(VENV)/.dev ## run the tests (no torch, no network)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not parity and not exhaustive"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not parity and not exhaustive and not browser"
+
+test-browser: $(VENV)/.dev ## the page of `erniekit ui` in a real Chromium without a window (a minute)
+	$(BIN)/python -m pytest -m browser tests/browser
 
 OPERATORS := test_attention test_window_attention test_layers test_head test_decoder test_recompute test_recorded_vector
 
@@ -74,7 +77,7 @@ test-operators: $(VENV)/.dev ## what a machine without native kernels computes: 
 	$(BIN)/python -m pytest --cpu-kernels paddle $(OPERATORS:%=tests/model/%.py) tests/training/test_optimizer.py
 
 test-fast: $(VENV)/.dev ## the unit tests only
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not parity and not slow and not distributed and not exhaustive"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not parity and not slow and not distributed and not exhaustive and not browser"
 
 VENV_5 ?= .venv-transformers5# transformers 5 cannot lie beside transformers 4
 
@@ -191,6 +194,9 @@ bench-profile: $(VENV)/.cpu ## where our own training step goes, and its share o
 
 bench-torch: $(VENV)/.parity ## a layer of experts beside torch and transformers
 	set -e; for name in $(BENCHES_TORCH); do echo "== $$name"; $(BIN)/python tools/bench/$$name.py; done
+
+bench-serving: $(VENV)/.all ## the server beside transformers serve (THEIRS: the Python of its environment), and an hour of mixed load, into docs/benchmarks.md
+	$(BIN)/python tools/bench/serving.py $(if $(THEIRS),--theirs $(THEIRS)) --write
 
 bench-speaking: $(VENV)/.cpu $(VENV_5)/.installed ## how fast models speak, beside the package omnivoice, into docs/benchmarks.md
 	$(BIN)/python tools/bench/speaking.py --omnivoice $(abspath $(VENV_5))/bin/python --write

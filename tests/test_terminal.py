@@ -117,7 +117,7 @@ SAFE = {
     "cli/env.py": "JSON, and titles of its own",
     "cli/help.py": "its own text",
     "cli/params.py": "the schema's text",
-    "cli/preview.py": "runners/preview.py escapes what it quotes between its colours",
+    "cli/preview.py": "runners/preview_rows.py escapes what it quotes, between colours or in JSON",
     "cli/validate.py": "its report is escaped as a whole",
     "cli/version.py": "its own version",
     "environment.py": "a path of ours",

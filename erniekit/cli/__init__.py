@@ -30,9 +30,11 @@ VERBS = {
     "preview": "show the first samples as the model will see them",
     "pack": "tokenise and pack training data once, for training runs to replay",
     "chat": "talk to a model",
+    "ui": "show a page in the browser: configurations, data, runs, models",
     "generate": "answer prompts with a model",
     "transcribe": "write down what is said in recordings",
     "speak": "speak texts with a model that was trained on codes of recordings",
+    "server": "answer others over HTTP, as OpenAI's API does",
     "codes": "turn recordings into codes of a codec, and codes into sound",
     "import": "convert another program's configuration to one of ours",
     "export": "write a trained model to a folder that others can load",
@@ -44,6 +46,7 @@ VERBS = {
     "help": "show this text, or the help of a verb",
 }
 MODULES = {"import": "import_files"}  # of verbs whose word no Python module can have
+SAME_VERBS = {"-h": "help", "--help": "help", "-V": "version", "--version": "version", "webui": "ui"}
 # Words that other programs use as verbs, and the command that does the same here.
 OTHER_VERBS = {
     **dict.fromkeys(("sft", "finetune", "fine-tune", "finetuning", "pretrain", "pt", "lora", "run"), "train"),
@@ -54,15 +57,12 @@ OTHER_VERBS = {
     **dict.fromkeys(("merge", "convert"), "export"),
     **dict.fromkeys(("check", "lint"), "validate"),
     **dict.fromkeys(("units", "encode", "codec"), "codes"),
+    **dict.fromkeys(("serve", "api", "deploy"), "server"),
     "tokenize": "pack",
     "cli": "chat",
+    **dict.fromkeys(("webchat", "gui", "web"), "ui"),
     "info": "env",
 }
-_NO_SERVER = (
-    "a server and a web interface come with the next release; today `erniekit chat` and `erniekit generate` answer, "
-    "and servers such as vLLM load the folder that `erniekit export` writes (docs/serving.md)"
-)
-MISSING_VERBS = dict.fromkeys(("serve", "server", "api", "deploy", "webui", "webchat", "gui", "ui"), _NO_SERVER)
 SUCCESS, PROBLEMS, USAGE, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 130, 141
 
 
@@ -145,13 +145,11 @@ def _impossible_path(error: OSError | RuntimeError) -> str:
 
 
 def _verb(word: str) -> str:
-    return {"-h": "help", "--help": "help", "-V": "version", "--version": "version"}.get(word, word)
+    return SAME_VERBS.get(word, word)
 
 
 def _unknown_verb(word: str, rest: Sequence[str]) -> str:
     """Return what to write in place of a verb that does not exist."""
-    if word.lower() in MISSING_VERBS:
-        return f"{word}: {MISSING_VERBS[word.lower()]}"
     if meant := OTHER_VERBS.get(word.lower()):
         return f"{word}: unknown verb; write `{' '.join(['erniekit', meant, *map(shlex.quote, rest)])}`"
     close = difflib.get_close_matches(word.lower(), VERBS, n=1, cutoff=0.7)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from pathlib import Path
@@ -25,9 +26,14 @@ def run(arguments: list[str]) -> int:
     parser.add_argument("--rows", type=at_least_one, default=1, help="how many packs to show (default 1)")
     parser.add_argument("--documents", type=at_least_one, default=8, help="how many documents of each pack (default 8)")
     parser.add_argument("--no-color", action="store_true", help="mark trained tokens with [[ ]] instead of a colour")
+    parser.add_argument("--json", action="store_true", help="write the packs as one JSON object, for programs")
     options = parse_with_overrides(parser, arguments)
     config = with_local_paths(Config.load(options.config, options.overrides, verb="preview"))
-    from erniekit.runners.preview import preview
+    from erniekit.runners.preview import preview, preview_data
+
+    if options.json:
+        print(json.dumps(preview_data(config, rows=options.rows, documents=options.documents)))
+        return 0
 
     color = sys.stdout.isatty() and not options.no_color and "NO_COLOR" not in os.environ
     print(preview(config, rows=options.rows, documents=options.documents, color=color))

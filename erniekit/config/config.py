@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from erniekit.config.parameter import CPU_ONLY, DEFAULT, GPU_ONLY, ConfigBuilder, Parameter
-from erniekit.config.parse import Entry, Problem, SourceLocation, entries_from, read_overrides, read_pairs
+from erniekit.config.parse import (
+    Entry,
+    Problem,
+    SourceLocation,
+    entries_from,
+    pairs_from_text,
+    read_overrides,
+    read_pairs,
+)
 from erniekit.config.recognition import foreign_file
 from erniekit.config.registry import ALIASES, PARAMETERS, SECTIONS, unmet_needs
 from erniekit.config.resolve import resolve
@@ -25,6 +33,7 @@ from erniekit.config.sections.lora import LoraParameters
 from erniekit.config.sections.memory import MemoryParameters
 from erniekit.config.sections.moe import MoeParameters
 from erniekit.config.sections.precision import PrecisionParameters
+from erniekit.config.sections.serving import ServingParameters
 from erniekit.config.sections.sft import SftParameters
 from erniekit.config.sections.speaking import SpeakingParameters
 from erniekit.config.sections.speech import SpeechParameters
@@ -36,6 +45,16 @@ from erniekit.config.values import format_value, other_device
 from erniekit.errors import ConfigurationError
 
 MOST_SHOWN = 200  # problems; a file with more is not a configuration
+
+
+class InvalidConfigurationError(ConfigurationError):
+    """A configuration with problems. The message lists them all, each with file:line.
+
+    Attributes:
+        problems: those of the file in the order of its lines, then those of the command line and missing parameters.
+    """
+
+    problems: tuple[Problem, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -71,6 +90,7 @@ class Config:
     generation: GenerationParameters
     codes: CodesParameters
     speaking: SpeakingParameters
+    serving: ServingParameters
     messages: tuple[str, ...]
     path: Path | None
     verb: str
@@ -106,6 +126,14 @@ class Config:
         return cls._from_layers([implied_entries, entries, words], [*problems, *word_problems], verb, file, inspect)
 
     @classmethod
+    def from_text(
+        cls, text: str, path: Path, *, verb: str = "train", inspect: Callable[[ConfigBuilder], None] | None = None
+    ) -> Config:
+        """Resolve the text of a file that is not written yet; `path` is its name in messages, see `load`."""
+        entries, problems = _entries(pairs_from_text(text, path), path)
+        return cls._from_layers([entries], problems, verb, path, inspect)
+
+    @classmethod
     def from_mapping(cls, values: Mapping[str, Any], overrides: Sequence[str] = (), *, verb: str = "train") -> Config:
         """Resolve values that are in memory, such as the resolved configuration of a checkpoint; see `load`."""
         words, problems = read_overrides(overrides)
@@ -125,7 +153,7 @@ class Config:
         if inspect is not None:
             inspect(builder)
         if problems or builder.problems:
-            raise ConfigurationError(_report([*problems, *builder.problems], path))
+            raise _invalid([*problems, *builder.problems], path)
         sections = {
             section.key: section.dataclass(**{item.name: builder[item.name] for item in section.parameters})
             for section in SECTIONS
@@ -236,7 +264,10 @@ class Config:
 
 def _read(file: Path) -> tuple[list[Entry], list[Problem]]:
     """Return the entries of a file and its problems. Raises ConfigurationError if it is a file of another program."""
-    pairs = read_pairs(file)
+    return _entries(read_pairs(file), file)
+
+
+def _entries(pairs: list[tuple[str, Any, int]], file: Path) -> tuple[list[Entry], list[Problem]]:
     values = {name: value for name, value, _ in pairs}
     if sentence := foreign_file(values, {*PARAMETERS, *ALIASES}):
         raise ConfigurationError(f"{file}: {sentence}")
@@ -247,10 +278,16 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _report(problems: list[Problem], path: Path | None) -> str:
+def _invalid(problems: list[Problem], path: Path | None) -> InvalidConfigurationError:
     last = 10**9  # sort problems of the command line after the file, and missing parameters last
     ordered = sorted(problems, key=lambda problem: (problem.location.line or last) if problem.location else last + 1)
-    lines = [str(problem) if problem.location or not path else f"{path}: {problem}" for problem in ordered]
+    error = InvalidConfigurationError(_report(ordered, path))
+    error.problems = tuple(ordered)
+    return error
+
+
+def _report(problems: list[Problem], path: Path | None) -> str:
+    lines = [str(problem) if problem.location or not path else f"{path}: {problem}" for problem in problems]
     if len(lines) == 1:
         return lines[0]
     more = [f"... and {len(lines) - MOST_SHOWN:,} more"] if len(lines) > MOST_SHOWN else []

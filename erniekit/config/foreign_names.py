@@ -54,7 +54,7 @@ def absent(suites: tuple[str, ...], reasons: Mapping[str, str]) -> list[ForeignN
 
 _ERNIE, _FORMERS, _BOTH = (ERNIE,), (PADDLEFORMERS,), (ERNIE, PADDLEFORMERS)
 _VISION = "it belongs to vision, and no family here sees images"
-_SERVER = "it belongs to the server; `erniekit chat` answers one dialogue in the terminal"
+_SERVER = "it belongs to another server; ours has port, host, max_num_seqs and max_waiting_requests"
 _OFFLINE = "indexed .bin/.idx data cannot be read here; name text files (JSONL, Parquet) as train_dataset_path"
 
 OF_ERNIE = [
@@ -90,10 +90,8 @@ OF_ERNIE = [
             "pre_alloc_memory": "memory is allocated when tensors need it",
             "load_choices": "weights are always read from safetensors files",
             "reasoning_parser": "`erniekit chat` prints answers as the model writes them",
-            "tool_call_parser": "`erniekit chat` prints answers as the model writes them",
-            "max_num_seqs": _SERVER,
+            "tool_call_parser": "`erniekit server` finds calls of tools by the chat template",
             "max_num_batched_tokens": _SERVER,
-            "host": _SERVER,
             "metrics_port": _SERVER,
             "engine_worker_queue_port": _SERVER,
             "use_warmup": _SERVER,

@@ -403,7 +403,7 @@ class ConfigBuilder(Mapping[str, Any]):
         location = self.location(name)
         written = f"`{name}` (from `{location.alias}`)" if location and location.alias else f"`{name}`"
         text = f"{written}: {what}"
-        self.problems.append(Problem(f"{text}; {write}" if write else text, location))
+        self.problems.append(Problem(f"{text}; {write}" if write else text, location, name))
 
     def missing(self, name: str) -> None:
         """Report that a required parameter is not set."""

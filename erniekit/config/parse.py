@@ -62,10 +62,15 @@ class Entry:
 
 @dataclass(frozen=True)
 class Problem:
-    """An error that the user must correct."""
+    """An error that the user must correct.
+
+    Attributes:
+        name: the parameter, or the word that the user wrote in its place; "" for the file as a whole.
+    """
 
     text: str
     location: SourceLocation | None = None
+    name: str = ""
 
     def __str__(self) -> str:
         return f"{self.location}: {self.text}" if self.location else self.text
@@ -82,7 +87,18 @@ def read_pairs(path: Path) -> list[tuple[str, Any, int]]:
     Raises:
         ConfigurationError: the file cannot be read or is not a mapping.
     """
-    text = _read_text(path)
+    return pairs_from_text(_read_text(path), path)
+
+
+def pairs_from_text(text: str, path: Path) -> list[tuple[str, Any, int]]:
+    """Return what `read_pairs` does of a text that is not in a file yet.
+
+    Args:
+        path: the file as messages name it; `.json` makes it JSON.
+
+    Raises:
+        ConfigurationError: the text is not a mapping.
+    """
     try:
         return _json_pairs(text, path) if path.suffix.lower() == ".json" else _yaml_pairs(text, path)
     except RecursionError:
@@ -96,11 +112,11 @@ def entries_from(pairs: Iterable[tuple[str, Any, int]], path: Path) -> tuple[lis
     for name, value, line in pairs:
         location = SourceLocation(str(path), line)
         if isinstance(value, _Unusable):
-            problems.append(Problem(f"`{name}`: {value.reason}", location))
+            problems.append(Problem(f"`{name}`: {value.reason}", location, name))
         elif name in entries:
-            problems.append(
-                Problem(f"`{name}` is written twice, first at line {entries[name].location.line}; remove one", location)
-            )
+            first = entries[name].location.line
+            text = f"`{name}` is written twice, first at line {first}; remove one"
+            problems.append(Problem(text, location, name))
         else:
             entries[name] = Entry(name, value, location)
     return list(entries.values()), problems

@@ -25,6 +25,7 @@ GUIDES = {  # section -> the page with measured figures and advice
     "vocabulary": "data.md",
     "speech": "speech.md",
     "speaking": "speaking.md",
+    "serving": "serving.md",
 }
 
 HOW_VALUES_ARE_WRITTEN = """\
@@ -41,8 +42,7 @@ precedence over the file, and the file over the defaults. All problems are repor
   `# yaml-language-server: $schema=PATH/docs/parameters/erniekit.schema.json`.
 
 No value is ignored silently: a value that has no effect on this machine, in this stage or together with the other
-values is reported when a run starts, and by `erniekit validate`. The verb `server` is not implemented yet; its
-parameter `port` is already declared.
+values is reported when a run starts, and by `erniekit validate`.
 
 "Takes effect" lists the devices on which a parameter has an effect. A CPU accepts GPU-only parameters as well, so that
 the same file works on both; `erniekit validate` and a run on a CPU then report them as without effect.

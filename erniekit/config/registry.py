@@ -22,6 +22,7 @@ from erniekit.config.sections import (
     memory,
     moe,
     precision,
+    serving,
     sft,
     speaking,
     speech,
@@ -50,6 +51,7 @@ SECTIONS: tuple[Section, ...] = (
     generation.SECTION,
     codes.SECTION,
     speaking.SECTION,
+    serving.SECTION,
 )
 PARAMETERS: Mapping[str, Parameter] = {item.name: item for section in SECTIONS for item in section.parameters}
 ALIASES: Mapping[str, Alias] = {alias.name: alias for section in SECTIONS for alias in section.aliases}

@@ -11,7 +11,7 @@ from typing import Any
 from erniekit.config.foreign import FOREIGN_NAMES, translate
 from erniekit.config.json_schema import structural_problems
 from erniekit.config.object_urls import is_url, redacted, url_problem
-from erniekit.config.parameter import NOT_IMPLEMENTED, Alias, ConfigBuilder, Parameter
+from erniekit.config.parameter import Alias, ConfigBuilder, Parameter
 from erniekit.config.parse import Entry, Problem, SourceLocation
 from erniekit.config.registry import ALIASES, PARAMETERS, RULES, did_you_mean, unmet_needs
 from erniekit.config.values import format_value, path_problem
@@ -60,7 +60,7 @@ def _expand_aliases(
             continue
         expanded, text = _expand(ALIASES[entry.name], entry) if entry.name in ALIASES else _translate(entry)
         if expanded is None:
-            problems.append(Problem(text, entry.location))
+            problems.append(Problem(text, entry.location, entry.name))
             continue
         location = SourceLocation(entry.location.file, entry.location.line, alias=entry.name)
         lists = {name for name in expanded if PARAMETERS[name].kind.is_list}
@@ -80,7 +80,7 @@ def _expand_aliases(
                     f"but `{name}` is {format_value(other.value)} "
                     f"({other.location.origin}); remove one of the two"
                 )
-                problems.append(Problem(text, entry.location))
+                problems.append(Problem(text, entry.location, entry.name))
     return plain
 
 
@@ -165,8 +165,7 @@ def _refuse_excluded(builder: ConfigBuilder) -> None:
 def _report_without_effect(builder: ConfigBuilder, parameter: Parameter) -> None:
     """Report a value that the user set if it has no effect."""
     name = parameter.name
-    serves = parameter.devices == NOT_IMPLEMENTED and builder.verb in ("chat", "generate")  # also with its default
-    if not builder.differs(name) and not serves:
+    if not builder.differs(name):
         return
     if not _effective_verbs(builder, name) & set(parameter.verbs):
         builder.no_effect(name, f"with `erniekit {builder.verb}`; it applies to {', '.join(parameter.verbs)}")

@@ -190,7 +190,7 @@ class ChatModel:
             UserError: a prompt is empty or too long, or one of its recordings cannot be read.
         """
         answers = self.answer_batch(encoded, sampling, streams, report=report)
-        return [self._units.decode(tokens) for tokens in answers]
+        return [self.decode(tokens) for tokens in answers]
 
     def answer_batch(
         self,
@@ -215,7 +215,7 @@ class ChatModel:
         ids = [prompt.ids for prompt in prompts]
         numbers = range(len(prompts)) if streams is None else streams
         lengths = [sampling.max_new_tokens] * len(prompts) if limits is None else limits
-        settings = [replace(self._with_stop_tokens(sampling), max_new_tokens=length) for length in lengths]
+        settings = [replace(self.with_stop_tokens(sampling), max_new_tokens=length) for length in lengths]
         sounds = [prompt_inputs(prompt, self.audio, read) for prompt in prompts]
         spoken = isinstance(self.template, SpokenTemplate)
 
@@ -243,7 +243,7 @@ class ChatModel:
         Training skips the header between the two, so the model does not write it.
         """
         begun = [
-            [*answer, *self._continuation(prompt, answer, sampling)]
+            [*answer, *self.continuation(prompt, answer, sampling)]
             for prompt, answer, sampling in zip(prompts, answers, settings, strict=True)
         ]
         rows = [row for row, answer in enumerate(answers) if len(begun[row]) > len(answer)]
@@ -254,7 +254,7 @@ class ChatModel:
             answers[row] = [*begun[row], *rest]
         return answers
 
-    def _continuation(self, prompt: Sequence[int], answer: Sequence[int], sampling: Sampling) -> list[int]:
+    def continuation(self, prompt: Sequence[int], answer: Sequence[int], sampling: Sampling) -> list[int]:
         """Return the tokens between a transcript and the answer to it; none where the answer is not a transcript that
         has come to its end, or nothing more has room."""
         if not isinstance(self.template, SpokenTemplate) or len(answer) >= sampling.max_new_tokens:
@@ -262,6 +262,10 @@ class ChatModel:
         header = self.template.continuation(prompt, answer)
         fits = len(prompt) + len(answer) + len(header) < length_limit(self.decoder, sampling.max_length)
         return header if fits else []
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of an answer, in which units of speech are written as their tokens."""
+        return self._units.decode(tokens)
 
     @cached_property
     def _units(self) -> UnitText:
@@ -304,7 +308,7 @@ class ChatModel:
         ids: list[int] = []
         shown = ""
         audio = prompt_audio([prompt], self.audio)
-        for token in self._tokens(prompt.ids, self._with_stop_tokens(sampling), number, audio):
+        for token in self._tokens(prompt.ids, self.with_stop_tokens(sampling), number, audio):
             ids.append(token)
             text = self._units.decode(ids)
             if not text.endswith("\ufffd"):  # a character may take several tokens
@@ -320,11 +324,12 @@ class ChatModel:
         for token in stream(self.decoder, prompt, sampling, number, audio):
             answer.append(token)
             yield token
-        if header := self._continuation(prompt, answer, sampling):
+        if header := self.continuation(prompt, answer, sampling):
             yield from header
             yield from stream(self.decoder, [*prompt, *answer, *header], sampling, number)
 
-    def _with_stop_tokens(self, sampling: Sampling) -> Sampling:
+    def with_stop_tokens(self, sampling: Sampling) -> Sampling:
+        """Return sampling that ends answers at the template's stop tokens, too."""
         return replace(sampling, stop_token_ids=(*sampling.stop_token_ids, *self.template.stop_token_ids))
 
     def _tell_of_control_tokens(self, text: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,7 +13,7 @@ import numpy as np
 class Sampling:
     """Settings of sampling, and when to stop.
 
-    They apply in this order: repetition penalty, temperature, top-k, min-p, top-p.
+    They apply in this order: repetition penalty, the other penalties and biases, temperature, top-k, min-p, top-p.
     """
 
     max_new_tokens: int = 256
@@ -24,6 +25,24 @@ class Sampling:
     seed: int = 0
     max_length: int | None = None  # of prompt and answer together, in tokens; None: the model's own limit
     min_p: float = 0.0  # keep tokens with at least this share of the largest probability; 0: all
+    presence_penalty: float = 0.0  # taken from the logit of each token of the answer
+    frequency_penalty: float = 0.0  # the same, once for each time that it stands there
+    logit_bias: Sequence[tuple[int, float]] = ()  # a token, and what is added to its logit
+    logprobs: int | None = None  # tell the probabilities of each token and of so many of the likeliest; None: none
+
+    @property
+    def keeps_the_likeliest(self) -> bool:
+        """Whether the token with the largest logit is always taken."""
+        changed = self.presence_penalty or self.frequency_penalty or self.logit_bias
+        return self.temperature == 0.0 and self.repetition_penalty == 1.0 and not changed
+
+
+class TokenLogprobs(NamedTuple):
+    """Natural logarithms of probabilities before penalties and temperature: of the token that was taken, and of the
+    likeliest ones, the largest first."""
+
+    chosen: float
+    top: tuple[tuple[int, float], ...]
 
 
 def random_stream(sampling: Sampling, number: int) -> np.random.Generator:
@@ -31,15 +50,40 @@ def random_stream(sampling: Sampling, number: int) -> np.random.Generator:
     return np.random.default_rng([sampling.seed, number])
 
 
-def sample_token(logits_V: np.ndarray, seen: Sequence[int], sampling: Sampling, generator: np.random.Generator) -> int:
-    """Return the next token id for one row of logits [V], given the tokens of its prompt and answer so far."""
-    if sampling.temperature == 0.0 and sampling.repetition_penalty == 1.0:
+def sample_token(
+    logits_V: np.ndarray, seen: Sequence[int], sampling: Sampling, generator: np.random.Generator, answered: int = 0
+) -> int:
+    """Return the next token id for one row of logits [V], given the tokens of its prompt and answer so far.
+
+    Args:
+        answered: how many of `seen`, at its end, are of the answer.
+    """
+    if sampling.keeps_the_likeliest:
         return int(logits_V.argmax())
     logits = penalise(logits_V, seen, sampling.repetition_penalty)
+    _shift(logits, seen[len(seen) - answered :], sampling)
     if sampling.temperature == 0.0:
         return int(logits.argmax())
     probabilities = token_probabilities(logits, sampling)
     return int(generator.choice(len(probabilities), p=probabilities))
+
+
+def _shift(logits_V: np.ndarray, answer: Sequence[int], sampling: Sampling) -> None:
+    """Apply the penalties of what the answer has already, and biases, to float64 logits in place."""
+    if (sampling.presence_penalty or sampling.frequency_penalty) and len(answer):
+        ids, counts = np.unique(np.asarray(answer), return_counts=True)
+        logits_V[ids] -= sampling.presence_penalty + sampling.frequency_penalty * counts
+    for token, bias in sampling.logit_bias:
+        logits_V[token] += bias
+
+
+def token_logprobs(logits_V: np.ndarray, token: int, count: int) -> TokenLogprobs:
+    """Return the logarithm of a token's probability, and those of the `count` likeliest tokens, for one row [V]."""
+    shifted = logits_V.astype(np.float64) - float(logits_V.max())
+    logprobs = shifted - np.log(np.exp(shifted).sum())
+    first = np.argpartition(-logprobs, min(count, len(logprobs) - 1))[:count] if count else np.zeros(0, np.int64)
+    order = sorted((int(each) for each in first), key=lambda each: (-logprobs[each], each))
+    return TokenLogprobs(float(logprobs[token]), tuple((each, float(logprobs[each])) for each in order))
 
 
 def penalise(logits_V: np.ndarray, seen: Sequence[int], penalty: float) -> np.ndarray:

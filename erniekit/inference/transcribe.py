@@ -114,15 +114,70 @@ def transcribe(
     yield from transcriber.finish()
 
 
-class _Transcriber:
-    """Collects chunks of recordings, and answers many of them side by side."""
+class ChunkPrompts:
+    """Makes the prompts that ask for transcripts of chunks.
+
+    Args:
+        inputs: what the model's encoder takes.
+
+    Attributes:
+        longest: samples of a chunk.
+
+    Raises:
+        UserError: the longest chunk leaves no room for its transcript, or the model refuses the request.
+    """
 
     def __init__(self, model: ChatModel, inputs: AudioInputs, settings: TranscriptionSettings) -> None:
         self._model, self._inputs, self._settings = model, inputs, settings
         self._request = _encoded_request(model, settings.language)
         seconds = settings.chunk_seconds or inputs.window_samples / inputs.sampling_rate
-        self._longest = max(1, round(seconds * inputs.sampling_rate))
+        self.longest = max(1, round(seconds * inputs.sampling_rate))
         self._check_room()
+
+    def read(self, path: Path) -> Iterator[Chunk]:
+        """Yield the chunks of a recording; raises like `read_chunks`."""
+        yield from read_chunks(path, self.longest, self._inputs.sampling_rate)
+
+    def says_nothing(self, chunk: Chunk) -> bool:
+        """Return whether a chunk is not asked about: models write something all the same."""
+        unheard = not self._inputs.clip_tokens(len(chunk.sound))  # 20 ms give Qwen2-Audio's encoder no state
+        return chunk.is_silent or unheard
+
+    def longest_transcript(self, chunk: Chunk) -> int:
+        """Return the most tokens of the transcript of a chunk."""
+        seconds = len(chunk.sound) / self._inputs.sampling_rate
+        return self._settings.max_new_tokens or math.ceil(TOKENS_PER_SECOND * seconds) + FURTHER_TOKENS
+
+    def of(self, chunk: Chunk) -> EncodedPrompt:
+        """Return the prompt of a chunk, whose sound is not in it."""
+        return self._placed(chunk.clip, len(chunk.sound))
+
+    def _placed(self, clip: Clip, length: int) -> EncodedPrompt:
+        recordings = Recordings(self._inputs, {clip: length})
+        ids = [token for part in recordings.expand(self._request, [clip]) for token in part]
+        return EncodedPrompt(ids, recordings.place(ids, [clip]))
+
+    def _check_room(self) -> None:
+        """Raise UserError if the longest chunk leaves no room for its transcript."""
+        prompt = self._placed(Clip("chunk"), self.longest)
+        try:
+            check_prompt(self._model.decoder, prompt.ids, Sampling(), 1)
+        except UserError:
+            limit = self._model.decoder.config.max_position_embeddings
+            windows = len(window_frames(self.longest, self._inputs))
+            raise DataError(
+                f"a chunk of {self.longest / self._inputs.sampling_rate:g} s ({windows} windows of the model) makes a "
+                f"prompt of {len(prompt.ids):,} tokens, and the model has {limit:,} positions; choose a smaller "
+                "--chunk-seconds"
+            ) from None
+
+
+class _Transcriber:
+    """Collects chunks of recordings, and answers many of them side by side."""
+
+    def __init__(self, model: ChatModel, inputs: AudioInputs, settings: TranscriptionSettings) -> None:
+        self._model, self._settings = model, settings
+        self._prompts = ChunkPrompts(model, inputs, settings)
         self._waiting: list[tuple[Path, Chunk]] = []
         self._begun: dict[Path, Transcript] = {}  # also those that are read to their end and not answered yet
         self._complete: set[Path] = set()
@@ -131,7 +186,7 @@ class _Transcriber:
         """Read a recording; yield the transcripts that are complete."""
         self._begun[path] = transcript = Transcript(path)
         began = time.perf_counter()
-        for chunk in read_chunks(path, self._longest, self._inputs.sampling_rate):
+        for chunk in self._prompts.read(path):
             transcript.compute_seconds += time.perf_counter() - began
             self._waiting.append((path, chunk))
             if len(self._waiting) >= BATCHES_READ * self._settings.batch_size:
@@ -161,8 +216,7 @@ class _Transcriber:
     def _answer_waiting(self) -> None:
         spoken = []
         for path, chunk in self._waiting:
-            unheard = not self._inputs.clip_tokens(len(chunk.sound))  # 20 ms give Qwen2-Audio's encoder no state
-            if chunk.is_silent or unheard:  # models write something all the same
+            if self._prompts.says_nothing(chunk):
                 self._begun[path].pieces.append(Piece(*_times(chunk), ""))
             else:
                 spoken.append((path, chunk))
@@ -173,9 +227,9 @@ class _Transcriber:
     def _answer(self, spoken: Sequence[tuple[Path, Chunk]]) -> None:
         began = time.perf_counter()
         sounds = {chunk.clip: chunk.sound for _, chunk in spoken}
-        limits = [self._longest_transcript(chunk) for _, chunk in spoken]
+        limits = [self._prompts.longest_transcript(chunk) for _, chunk in spoken]
         answers = self._model.answer_batch(
-            [self._prompt(chunk) for _, chunk in spoken],
+            [self._prompts.of(chunk) for _, chunk in spoken],
             Sampling(),  # greedy
             limits=limits,
             read=lambda placed, inputs: sounds[placed.clip],
@@ -186,32 +240,6 @@ class _Transcriber:
             text = self._model.tokenizer.decode(tokens)
             self._begun[path].pieces.append(Piece(*_times(chunk), text, cut=len(tokens) >= limit))
             self._begun[path].compute_seconds += share * len(chunk.sound)
-
-    def _longest_transcript(self, chunk: Chunk) -> int:
-        seconds = len(chunk.sound) / self._inputs.sampling_rate
-        return self._settings.max_new_tokens or math.ceil(TOKENS_PER_SECOND * seconds) + FURTHER_TOKENS
-
-    def _prompt(self, chunk: Chunk) -> EncodedPrompt:
-        return self._placed(chunk.clip, len(chunk.sound))
-
-    def _placed(self, clip: Clip, length: int) -> EncodedPrompt:
-        recordings = Recordings(self._inputs, {clip: length})
-        ids = [token for part in recordings.expand(self._request, [clip]) for token in part]
-        return EncodedPrompt(ids, recordings.place(ids, [clip]))
-
-    def _check_room(self) -> None:
-        """Raise UserError if the longest chunk leaves no room for its transcript."""
-        prompt = self._placed(Clip("chunk"), self._longest)
-        try:
-            check_prompt(self._model.decoder, prompt.ids, Sampling(), 1)
-        except UserError:
-            limit = self._model.decoder.config.max_position_embeddings
-            windows = len(window_frames(self._longest, self._inputs))
-            raise DataError(
-                f"a chunk of {self._longest / self._inputs.sampling_rate:g} s ({windows} windows of the model) makes a "
-                f"prompt of {len(prompt.ids):,} tokens, and the model has {limit:,} positions; choose a smaller "
-                "--chunk-seconds"
-            ) from None
 
 
 def _encoded_request(model: ChatModel, language: str) -> list[list[int]]:

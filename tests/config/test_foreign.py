@@ -86,7 +86,7 @@ def test_words_of_ernie_mean_what_they_mean_there() -> None:
     assert "ERNIEKit has never been run on npu" in told
     text = load(moe_multimodal_dispatch_use_allgather="v2-alltoall-unpad-text")
     assert text.acceleration.moe_multimodal_dispatch_use_allgather == "v2-alltoall-unpad"
-    chat = load("chat", quantization="wint8", load_choices="default_v1", reasoning_parser="ernie_x1", port=8188)
+    chat = load("chat", quantization="wint8", load_choices="default_v1", reasoning_parser="ernie_x1", port=8189)
     assert chat.basic.weight_quantize_algo == "weight_only_int8"
     assert {"`load_choices:", "`reasoning_parser:", "`port`"} <= {line.split(" ")[0] for line in chat.messages}
 

@@ -112,6 +112,5 @@ def test_tokens_that_have_appeared_become_less_likely(answer: Answer, model: Any
     assert repeated(answer(**usual, repetition_penalty=3.0)) < repeated(answer(**usual))
 
 
-@pytest.mark.proves("port")
-def test_the_port_is_reported_where_there_is_no_server() -> None:
+def test_the_port_is_reported_where_nothing_listens() -> None:
     assert any("`port`" in line and "it applies to server" in line for line in load(port=9000).messages)

@@ -52,7 +52,7 @@ def test_readers_stand_where_they_are_found(tool: ModuleType) -> None:
 
 
 def test_what_has_no_default_to_fall_back_to_is_left_out(tool: ModuleType) -> None:
-    assert tool.readers_of(["output_dir", "rslora_plus", "port"]) == []
+    assert tool.readers_of(["output_dir", "rslora_plus"]) == []
 
 
 def _told(name: str, reader: Any) -> str:

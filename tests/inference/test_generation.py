@@ -7,7 +7,7 @@ import pytest
 
 from erniekit.errors import UserError
 from erniekit.inference.generation import generate, make_request, stream
-from erniekit.inference.sampling import Sampling, sample_token, token_probabilities
+from erniekit.inference.sampling import Sampling, sample_token, token_logprobs, token_probabilities
 from erniekit.native import library
 from tests.model.tiny import logits_of, tiny_model
 
@@ -164,3 +164,28 @@ def test_min_p_keeps_what_is_near_the_likeliest_token():
     warmer = token_probabilities(logits, Sampling(temperature=2.0, min_p=0.5))  # of what the temperature leaves
     assert (warmer > 0).tolist() == [True, True, False, True, True]
     np.testing.assert_allclose(token_probabilities(logits, Sampling(temperature=1.0, min_p=1.0)), [0, 1, 0, 0, 0])
+
+
+def test_penalties_of_what_the_answer_has_and_biases_move_logits():
+    logits = np.array([3.0, 2.9, 0.0])
+    generator = np.random.default_rng(0)
+
+    def taken(seen, answered, **settings):
+        return sample_token(logits, seen, Sampling(**settings), generator, answered)
+
+    assert taken([0], 0, presence_penalty=1.0) == 0  # of the prompt
+    assert taken([0], 1, presence_penalty=1.0) == 1
+    assert taken([0, 1, 0], 3, presence_penalty=1.0) == 0  # both have it
+    assert taken([0, 1, 0], 3, frequency_penalty=1.0) == 1  # 0 stands there twice
+    assert taken([], 0, logit_bias=((2, 100.0),)) == 2
+    assert logits.tolist() == [3.0, 2.9, 0.0]
+
+
+def test_logprobs_are_those_of_a_softmax():
+    logits = np.array([1.0, 3.0, 2.0], np.float32)
+    expected = np.log(np.exp(logits) / np.exp(logits).sum())
+    found = token_logprobs(logits, 0, 2)
+    assert found.chosen == pytest.approx(expected[0], abs=1e-6)
+    assert [token for token, _ in found.top] == [1, 2]
+    np.testing.assert_allclose([value for _, value in found.top], expected[[1, 2]], atol=1e-6)
+    assert token_logprobs(logits, 1, 0).top == () and len(token_logprobs(logits, 1, 9).top) == 3

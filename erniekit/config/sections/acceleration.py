@@ -56,7 +56,7 @@ class AccelerationParameters:
         "able to run. Paths differ in the last bits of results, and Paddle's operators draw other attention dropout, "
         "so a run resumes bit for bit on the path that it began with.",
         choices=("auto", "paddle", "avx2", "avx512", "avx512_bf16"),
-        verbs=("train", "eval", "chat", "generate", "speak", "export"),
+        verbs=("train", "eval", "chat", "generate", "speak", "export", "server"),
         devices=CPU_ONLY,
         example="avx2",
     )

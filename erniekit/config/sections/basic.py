@@ -14,7 +14,7 @@ from erniekit.config.values import DEVICE, PATH_OR_URL, TEXTS, WORDS, other_devi
 TRACKERS = ("visualdl", "tensorboard")  # each is opened by `erniekit.training.callbacks.trackers`
 ALL_VERBS = ("train", "eval", "preview", "chat", "generate", "speak", "export", "server")
 HUB_VERBS = (*ALL_VERBS, "codes")
-TEMPLATE_VERBS = ("train", "eval", "preview", "chat", "generate")
+TEMPLATE_VERBS = ("train", "eval", "preview", "chat", "generate", "server")
 
 
 @dataclass(frozen=True)
@@ -142,10 +142,10 @@ class BasicParameters:
         "int4 and the rest in int8. Each weight is dequantized where it is used, in forward and again in backward, "
         "and adapters are merged into the dequantized weights. `fp8_linear` rounds the operands of linear layers to "
         "8-bit floats, also when all weights are trained (see section 2.4). `erniekit export` writes weights in this "
-        "form where the command line asks for it; `chat` and `generate` keep them so in memory.",
+        "form where the command line asks for it; `chat`, `generate` and `server` keep them so in memory.",
         choices=("none", "fp8_linear", "weight_only_int8", "weight_only_int4", "weight_only_mix", "nf4"),
         spellings={"": "none", "null": "none", "fp8linear": "fp8_linear"},
-        verbs=("train", "eval", "export", "chat", "generate"),
+        verbs=("train", "eval", "export", "chat", "generate", "server"),
         example="fp8_linear",
     )
     num_nextn_predict_layers: int = parameter(
@@ -165,7 +165,7 @@ class BasicParameters:
         "says that it is left out, and the model that is saved has no such key. Keys that are understood cannot be "
         "left out. For `generate`, `chat` and `speak` it is the option `--ignore-config-keys`.",
         kind=WORDS,
-        verbs=("train", "eval", "chat", "generate", "speak", "export"),
+        verbs=("train", "eval", "chat", "generate", "speak", "export", "server"),
         example="note_of_the_author",
     )
     device: str = parameter(
@@ -174,7 +174,7 @@ class BasicParameters:
         "`gpu:1` names one of several GPUs. The names of Paddle's other devices, such as `xpu` and `npu`, are passed "
         "on to it; ERNIEKit has never been run on one, and computes there in float32 as on a CPU.",
         kind=DEVICE,
-        verbs=("train", "eval", "chat", "generate", "speak", "export", "codes"),
+        verbs=("train", "eval", "chat", "generate", "speak", "export", "server", "codes"),
         example="cpu",
     )
     logging_steps: int = parameter(

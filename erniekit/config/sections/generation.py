@@ -1,17 +1,17 @@
-"""3.1 Generation: how answers are sampled, and the server."""
+"""3.1 Generation: how answers are sampled."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from erniekit.config.parameter import NOT_IMPLEMENTED, parameter, section
+from erniekit.config.parameter import parameter, section
 
-ANSWERING_VERBS = ("chat", "generate", "speak")
+ANSWERING_VERBS = ("chat", "generate", "speak", "server")
 
 
 @dataclass(frozen=True)
 class GenerationParameters:
-    """How `erniekit chat` and `erniekit generate` sample answers, and `erniekit speak` the first level of codes."""
+    """How `erniekit chat`, `generate` and `server` sample answers, and `erniekit speak` the first level of codes."""
 
     max_new_tokens: int = parameter(
         1024,
@@ -62,15 +62,6 @@ class GenerationParameters:
         verbs=("chat", "generate", "server"),
         example=16384,
     )
-    port: int = parameter(
-        8188,
-        "The TCP port of `erniekit server`, a verb that is not implemented yet.",
-        minimum=1,
-        maximum=65535,
-        verbs=("server",),
-        devices=NOT_IMPLEMENTED,
-        example=8000,
-    )
 
 
-SECTION = section(GenerationParameters, key="generation", title="3.1 Generation", verbs=("chat", "generate"))
+SECTION = section(GenerationParameters, key="generation", title="3.1 Generation", verbs=("chat", "generate", "server"))

@@ -64,7 +64,7 @@ class SpeakingParameters:
         "share of the likeliest one's. 0 sets no limit. Evaluations take the likeliest.",
         minimum=0.0,
         maximum=1.0,
-        verbs=("speak",),
+        verbs=("speak", "server"),
         example=0.05,
     )
 
@@ -73,6 +73,6 @@ SECTION = section(
     SpeakingParameters,
     key="speaking",
     title="3.3 Speaking",
-    verbs=("train", "eval", "speak"),
+    verbs=("train", "eval", "speak", "server"),
     stages=("TTS",),
 )

@@ -5,6 +5,7 @@ The tokens of all sequences are one row [1, T] of the decoder, without padding. 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -21,13 +22,15 @@ class DecoderStep:
 
     Args:
         blocks: the most key-value blocks that are given out.
+        use: lets the decoder have a set of adapters (`StepBatch.adapters`).
     """
 
-    def __init__(self, decoder: Any, blocks: int) -> None:
-        self._decoder, self._blocks = decoder, KeyValueBlocks(blocks)
+    def __init__(self, decoder: Any, blocks: int, use: Callable[[str], None] = lambda name: None) -> None:
+        self._decoder, self._blocks, self._use = decoder, KeyValueBlocks(blocks), use
 
     def logits(self, batch: StepBatch) -> np.ndarray:
         """See `Step`. Dropout is off, and products on a CPU are in float32; the decoder's mode stays as it is."""
+        self._use(batch.adapters)
         logits = self._together(batch)
         # Prompts that begin are one row of attention, where NaN times a probability of zero is NaN. A row of NaN has it
         # everywhere; a row of a model that writes codes has no logits of text.

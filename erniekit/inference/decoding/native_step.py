@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -124,13 +124,19 @@ class NativeStep:
     step, and so does a change of what is computed once. What training writes into the others acts.
     """
 
-    def __init__(self, decoder: Decoder) -> None:
-        """`refusal` of the decoder must be None."""
+    def __init__(self, decoder: Decoder, use: Callable[[str], None] = lambda name: None) -> None:
+        """`refusal` of the decoder must be None.
+
+        Args:
+            use: lets the decoder have a set of adapters (`StepBatch.adapters`), which is described when it comes first.
+        """
         self._decoder = decoder
         self._kept: list[Any] = []  # whatever C has the address of
         self._run = library.function("decode_step", "pplpp")
         self._memory_of = library.function("decode_memory", "plpp")
-        self._model = self._describe(decoder)
+        self._use = use
+        self._models: dict[str, _Decoder] = {}
+        self._model = self._described("")
         self._slabs: list[np.ndarray] = []
         self._blocks = np.zeros(0, np.uint64)  # the address of each
         self._memory = np.zeros(0, np.float32)
@@ -143,6 +149,7 @@ class NativeStep:
             ValueError: a token is not in the vocabulary, or a place is in no block.
         """
         tokens, wanted = len(batch.token_ids), len(batch.wanted)
+        self._model = self._described(batch.adapters)
         self._check(batch)
         arrays: dict[str, np.ndarray] = {
             "token_ids": np.ascontiguousarray(batch.token_ids, np.int64),
@@ -167,6 +174,12 @@ class NativeStep:
             _address(self._model), _address(described), threads.value, self._memory.ctypes.data, logits.ctypes.data
         )
         return logits
+
+    def _described(self, adapters: str) -> _Decoder:
+        if adapters not in self._models:
+            self._use(adapters)
+            self._models[adapters] = self._describe(self._decoder)
+        return self._models[adapters]
 
     def _check(self, batch: StepBatch) -> None:
         """Raise ValueError for what C would read or write outside of its arrays; allocate the blocks that are new."""
@@ -204,6 +217,7 @@ class NativeStep:
         """Return the hidden states [T, H] that enter the first layer, with those of encoders."""
         assert len(batch.cached) == 1, "further arrays come with one sequence"
         training = self._decoder.training
+        self._use(batch.adapters)
         arrays: Mapping[str, np.ndarray] = {"input_ids": batch.token_ids[None], **batch.inputs}
         self._decoder.eval()
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from erniekit.errors import ConfigurationError
 from erniekit.export.saved_program import SavedProgram
 from erniekit.inference.decoding.blocks import blocks_of
 from erniekit.inference.decoding.decoder_step import DecoderStep
@@ -11,20 +12,22 @@ from erniekit.inference.decoding.native_step import NativeStep, refusal
 from erniekit.inference.decoding.program_step import ProgramStep
 from erniekit.inference.decoding.scheduler import MAX_RUNNING, STEP_TOKENS, Scheduler
 from erniekit.inference.decoding.step import BLOCK_TOKENS, Step
+from erniekit.model.lora.sets import AdapterSets
 
 CACHE_BYTES = 4 << 30  # of keys and values on each rank, unless one request of the longest kind needs more
 
 
-def open_scheduler(model: Any, *, max_running: int = MAX_RUNNING) -> Scheduler:
+def open_scheduler(model: Any, *, max_running: int = MAX_RUNNING, adapters: AdapterSets | None = None) -> Scheduler:
     """Return a scheduler without requests.
 
     Args:
         model: a decoder, a pipeline of its stages, or an exported program.
         max_running: how many requests are computed side by side.
+        adapters: the sets of adapters that requests may name; None: they name none.
     """
     step_tokens = max(STEP_TOKENS, max_running)
     blocks = block_count(model)
-    return Scheduler(open_step(model, blocks), blocks, max_running=max_running, step_tokens=step_tokens)
+    return Scheduler(open_step(model, blocks, adapters), blocks, max_running=max_running, step_tokens=step_tokens)
 
 
 def block_count(model: Any) -> int:
@@ -43,8 +46,15 @@ def block_count(model: Any) -> int:
     return max(CACHE_BYTES // block_bytes, blocks_of(config.max_position_embeddings))
 
 
-def open_step(model: Any, blocks: int) -> Step:
+def open_step(model: Any, blocks: int, adapters: AdapterSets | None = None) -> Step:
     """Return what computes the steps of a model over so many blocks: in one call of our C library where it can."""
     if isinstance(model, SavedProgram):
+        if adapters is not None and adapters.names:
+            raise ConfigurationError("adapters: an exported program takes none; name the trained model in its place")
         return ProgramStep(model, blocks)
-    return NativeStep(model) if refusal(model) is None else DecoderStep(model, blocks)
+    use = _no_other_set if adapters is None else adapters.use
+    return NativeStep(model, use) if refusal(model) is None else DecoderStep(model, blocks, use)
+
+
+def _no_other_set(name: str) -> None:
+    assert not name, "requests name adapters that nobody has loaded"

@@ -11,20 +11,32 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
 from erniekit.errors import UserError
 from erniekit.inference.decoding.blocks import BlockTables, blocks_of
 from erniekit.inference.decoding.step import BLOCK_TOKENS, Step, StepBatch
-from erniekit.inference.sampling import Sampling, random_stream, sample_token
+from erniekit.inference.sampling import Sampling, TokenLogprobs, random_stream, sample_token, token_logprobs
 
 MAX_RUNNING = 64  # requests whose answers grow side by side
 STEP_TOKENS = 512  # of all requests in one step; more of a prompt wait for the next one
 
 Finish = Literal["stop", "length", "failed"]
 Inputs = Callable[[], Mapping[str, np.ndarray]]
+
+
+class Constraint(Protocol):
+    """Says which tokens may follow, such as those of a grammar; it belongs to one request."""
+
+    def allowed(self) -> np.ndarray:
+        """Return which tokens may come next, bool [V]; at least one."""
+        ...
+
+    def accept(self, token: int) -> None:
+        """Take the token that has come."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -41,6 +53,8 @@ class Request:
             none.
         rotary: the positions by which the tokens of the prompt are turned, and that of the first token of the answer,
             from which the others count on; None: their places.
+        constraint: which tokens may follow; None: all.
+        adapters: the name of the set of adapters with which it is computed; "": the model as it was loaded.
     """
 
     prompt: Sequence[int]
@@ -49,6 +63,8 @@ class Request:
     stream: int = 0
     inputs: Inputs | None = None
     rotary: Sequence[int] | None = None
+    constraint: Constraint | None = None
+    adapters: str = ""
 
 
 class Event(NamedTuple):
@@ -59,11 +75,13 @@ class Event(NamedTuple):
         token: the next token of its answer; None where the model chose to stop, or cannot choose.
         finished: why the answer ends here: "stop", by a token that is not part of it; "length", with its last token;
             or "failed", because logits are not finite, while those of others may be; None: it goes on.
+        logprobs: how probable the token was, where `Sampling.logprobs` asks for it.
     """
 
     request: int
     token: int | None
     finished: Finish | None
+    logprobs: TokenLogprobs | None = None
 
 
 @dataclass(eq=False)
@@ -117,11 +135,22 @@ class Scheduler:
         self._waiting: deque[_Sequence] = deque()
         self._running: list[_Sequence] = []  # in the order in which they were submitted
         self._submitted = 0
+        self._turn = 0  # of sets of adapters
 
     @property
     def unfinished(self) -> int:
         """The number of requests that are waiting or under way."""
         return len(self._waiting) + len(self._running)
+
+    @property
+    def running(self) -> int:
+        """The number of requests that have blocks."""
+        return len(self._running)
+
+    @property
+    def blocks_in_use(self) -> float:
+        """The share of the key-value blocks that requests have."""
+        return 1.0 - self._blocks.free / self._blocks.count
 
     def submit(self, request: Request) -> int:
         """Queue a request; return its id, which counts from 0.
@@ -183,17 +212,27 @@ class Scheduler:
 
     def _choose(self) -> list[tuple[_Sequence, int]]:
         """Return the requests of this step, each with the number of its tokens."""
-        for sequence in self._running:
+        running = self._of_one_set()
+        for sequence in running:
             if sequence.needs_inputs:  # its arrays say something about every token of the prompt
                 return [(sequence, len(sequence.request.prompt))]
-        chosen = [(sequence, 1) for sequence in self._running if sequence.pending == 1]
+        chosen = [(sequence, 1) for sequence in running if sequence.pending == 1]
         budget = self._step_tokens - len(chosen)
-        for sequence in self._running:
+        for sequence in running:
             count = min(sequence.pending, budget)
             if sequence.pending > 1 and count:
                 chosen.append((sequence, count))
                 budget -= count
         return chosen
+
+    def _of_one_set(self) -> list[_Sequence]:
+        """Return the running requests of one set of adapters, with which a step is computed: each set in turn."""
+        sets = list(dict.fromkeys(sequence.request.adapters for sequence in self._running))
+        if len(sets) < 2:
+            return self._running
+        self._turn += 1
+        chosen = sets[self._turn % len(sets)]
+        return [sequence for sequence in self._running if sequence.request.adapters == chosen]
 
     def _batch(self, chosen: Sequence[tuple[_Sequence, int]]) -> StepBatch:
         counts = np.array([count for _, count in chosen])
@@ -212,6 +251,7 @@ class Scheduler:
             wanted=starts[1:][cached + counts == ends].astype(np.int64) - 1,
             inputs=first.request.inputs() if first.needs_inputs and first.request.inputs else {},
             rotary=np.concatenate([own.rotary(count) for own, count in chosen]) if turned else None,
+            adapters=first.request.adapters,
         )
 
     def _advance(self, sequence: _Sequence, logits_V: np.ndarray) -> Event:
@@ -220,16 +260,25 @@ class Scheduler:
         if not np.isfinite(logits_V.max()):  # which is NaN if any of them is
             self._finish(sequence)
             return Event(sequence.id, None, "failed")
-        token = sample_token(logits_V, sequence.tokens, request.sampling, sequence.generator)
+        shown = logits_V
+        if request.constraint is not None:
+            logits_V = np.where(request.constraint.allowed(), logits_V, np.float32(-np.inf))
+        token = sample_token(
+            logits_V, sequence.tokens, request.sampling, sequence.generator, answered=sequence.answered
+        )
         if token in request.sampling.stop_token_ids:
             self._finish(sequence)
             return Event(sequence.id, None, "stop")
+        wanted = request.sampling.logprobs
+        logprobs = None if wanted is None else token_logprobs(shown, token, wanted)
+        if request.constraint is not None:
+            request.constraint.accept(token)
         sequence.tokens.append(token)
         sequence.answered += 1
         if sequence.answered < request.room:
-            return Event(sequence.id, token, None)
+            return Event(sequence.id, token, None, logprobs)
         self._finish(sequence)
-        return Event(sequence.id, token, "length")
+        return Event(sequence.id, token, "length", logprobs)
 
     def _finish(self, sequence: _Sequence) -> None:
         self._running.remove(sequence)

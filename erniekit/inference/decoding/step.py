@@ -32,6 +32,7 @@ class StepBatch:
         wanted: int64 [M], indices among the T tokens.
         inputs: further arrays that the model's `embed` reads, such as features of recordings; only where N is 1.
         rotary: int64 [T], the positions by which tokens are turned, where these are not `positions`; None: they are.
+        adapters: the name of the set of adapters with which the tokens are computed.
     """
 
     token_ids: np.ndarray
@@ -42,6 +43,7 @@ class StepBatch:
     wanted: np.ndarray
     inputs: Mapping[str, np.ndarray] = field(default_factory=dict)
     rotary: np.ndarray | None = None
+    adapters: str = ""
 
 
 class Step(Protocol):

@@ -95,7 +95,7 @@ def write_sound(target: Path, sound: np.ndarray, sampling_rate: int, form: str =
     Raises:
         DataError: soundfile is missing, or the file cannot be written.
     """
-    content = samples_of(sound) if form == "raw" else _encoded(sound, sampling_rate, form)
+    content = sound_bytes(sound, sampling_rate, form)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         write_whole(target, content)
@@ -103,8 +103,14 @@ def write_sound(target: Path, sound: np.ndarray, sampling_rate: int, form: str =
         raise DataError(f"{target} cannot be written: {error.strerror or error}") from None
 
 
-def _encoded(sound: np.ndarray, sampling_rate: int, form: str) -> memoryview:
-    """Return the bytes of a file of sound."""
+def sound_bytes(sound: np.ndarray, sampling_rate: int, form: str) -> bytes | memoryview:
+    """Return the bytes of a file of float32 [samples] of one channel, as 16-bit samples.
+
+    Raises:
+        DataError: soundfile is missing.
+    """
+    if form == "raw":
+        return samples_of(sound)
     try:
         import soundfile
     except (ImportError, OSError) as error:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import errno
 import fcntl
 import logging
+import struct
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -79,3 +81,20 @@ def _try_lock(file: int) -> bool:
         if error.errno not in _NO_LOCKS:
             raise
     return True
+
+
+def is_locked(output_dir: Path) -> bool:
+    """Return whether a run of another process has `output_dir`. Nothing is locked, so no run that starts is disturbed.
+
+    Only Linux can be asked; elsewhere the answer is no.
+    """
+    if sys.platform != "linux":
+        return False
+    asked = struct.pack("@hhqqi4x", fcntl.F_WRLCK, 0, 0, 0, 0)  # `struct flock`: kind, whence, start, length, process
+    try:
+        with (output_dir / _RUN).open("rb") as file:
+            answer = fcntl.fcntl(file, fcntl.F_GETLK, asked)
+    except OSError:  # there is none, or the file system has no locks
+        return False
+    kind: int = struct.unpack_from("@h", answer)[0]
+    return kind != fcntl.F_UNLCK

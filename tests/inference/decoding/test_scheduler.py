@@ -259,3 +259,65 @@ def test_positions_of_rotation_are_those_of_the_request() -> None:
             own = slice(batch.starts[number], batch.starts[number + 1])
             turned.setdefault(int(table[0]), []).extend(rotary[own].tolist())
     assert sorted(turned.values()) == [[0, 1, 0, 1, 7, 8], [0, 1, 2]]
+
+
+def test_sets_of_adapters_take_turns_and_never_share_a_step():
+    prompts = prompts_of(5, 20, 3, 9)
+    names = ["", "a", "a", "b"]
+    scheduler, model = make(step_tokens=16, max_running=8)
+    ids = [scheduler.submit(request(prompt, 6, adapters=name)) for prompt, name in zip(prompts, names, strict=True)]
+    answers = collect(scheduler)
+    assert [answers[number] for number in ids] == [expected_answer(prompt, 6) for prompt in prompts]
+    seen = [batch.adapters for batch in model.batches]
+    assert set(seen) == set(names) and all(set(seen[start : start + 3]) == {"", "a", "b"} for start in range(0, 9, 3))
+
+
+def test_a_constraint_says_which_tokens_follow():
+    class Even:
+        accepted: list[int]
+
+        def __init__(self):
+            self.accepted = []
+
+        def allowed(self):
+            allowed = np.arange(VOCABULARY) % 2 == 0
+            allowed[STOP] = len(self.accepted) >= 4
+            return allowed
+
+        def accept(self, token):
+            self.accepted.append(token)
+
+    (prompt,) = prompts_of(6)
+    even = Even()
+    scheduler, _ = make()
+    sampling = Sampling(temperature=1.0, seed=3, stop_token_ids=(STOP,))
+    scheduler.submit(Request(prompt, sampling, 20, constraint=even))
+    free = scheduler.submit(request(prompt, 20))
+    answers = collect(scheduler)
+    assert answers[0] == even.accepted and len(answers[0]) >= 4 and all(token % 2 == 0 for token in answers[0])
+    assert answers[free] == expected_answer(prompt, 20)
+
+
+def test_probabilities_are_told_where_they_are_asked_for():
+    (prompt,) = prompts_of(6)
+    scheduler, _ = make()
+    scheduler.submit(Request(prompt, Sampling(logprobs=2), 3))
+    scheduler.submit(request(prompt, 3))
+    events = [event for _ in range(3) for event in scheduler.step()]
+    total = np.log(np.e + VOCABULARY - 1)
+    for event in events:
+        if event.request == 1:
+            assert event.logprobs is None
+        else:
+            assert event.logprobs.chosen == pytest.approx(1 - total)
+            assert event.logprobs.top[0][0] == event.token
+            assert [value for _, value in event.logprobs.top] == pytest.approx([1 - total, -total])
+
+
+def test_what_is_in_use_is_told():
+    (prompt,) = prompts_of(BLOCK_TOKENS * 10 - 2)
+    scheduler, _ = make(blocks=40)
+    scheduler.submit(request(prompt, 2))
+    assert scheduler.running == 0 and scheduler.blocks_in_use == 0
+    scheduler.step()
+    assert scheduler.running == 1 and scheduler.blocks_in_use == 0.25

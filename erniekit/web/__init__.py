@@ -1,0 +1,1 @@
+"""What every web service of ERNIEKit needs: a socket to listen on, a clean end, and who may ask. No Paddle."""
