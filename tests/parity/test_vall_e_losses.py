@@ -17,7 +17,7 @@ from erniekit.model.architectures.speaking import code_layout
 from erniekit.model.decoder import Decoder
 from erniekit.model.weights import named_weights, save_model_folder
 from erniekit.training.objectives.codes import ar_nar_codes
-from tests.data.coded_recordings import ROWS, ar_nar, recordings
+from tests.data.coded_recordings import PROMPT_ROWS, WHOLE_ROWS, WRITTEN_ROW, ar_nar, recordings
 from tests.model.tiny_speech import LEVELS, speaking_model, vall_e_config
 from tests.parity.vall_e_reference import Learnt, Marks, Reference, Spoken
 
@@ -76,7 +76,7 @@ def learnt(kind: Kind, index: int) -> Learnt:
 def model_of(folder: Path, **values: Any) -> tuple[Decoder, Reference]:
     config = vall_e_config(llm={"vocab_size": 256}, **values)
     layout = code_layout(config)
-    assert (layout.prompts, layout.written, layout.whole) == (ROWS.prompts, ROWS.ar, ROWS.nar)
+    assert (layout.prompts, layout.written, layout.whole) == (PROMPT_ROWS, WRITTEN_ROW, WHOLE_ROWS)
     decoder = speaking_model(config, seed=4)
     save_model_folder(decoder, folder, ())
     return decoder, Reference(folder, MARKS)
