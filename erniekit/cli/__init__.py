@@ -37,6 +37,7 @@ VERBS = {
     "import": "convert another program's configuration to one of ours",
     "export": "write a trained model to a folder that others can load",
     "split": "write a model's weights in shards of another size",
+    "plot": "draw loss, learning rate, throughput and gradient norm of runs",
     "params": "explain a parameter, or search for one",
     "docs": "write the reference of all parameters",
     "env": "show versions, devices and what works on this machine",
@@ -57,6 +58,7 @@ OTHER_VERBS = {
     "tokenize": "pack",
     "cli": "chat",
     "info": "env",
+    **dict.fromkeys(("plots", "curve", "curves", "draw"), "plot"),
 }
 _NO_SERVER = (
     "a server and a web interface come with the next release; today `erniekit chat` and `erniekit generate` answer, "
