@@ -89,8 +89,16 @@ $(VENV_5)/.installed: Makefile
 	$(VENV_5)/bin/python -m pip --disable-pip-version-check install --no-deps omnivoice==0.2.1
 	@touch $@
 
-parity: $(VENV)/.parity $(VENV_5)/.installed ## compare with torch, transformers 4 and 5, peft and trl, their optimizers and schedules
-	ERNIEKIT_TRANSFORMERS5=$(abspath $(VENV_5))/bin/python $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m parity tests/parity
+VENV_TRACKERS ?= .venv-trackers# clients of trackers, some of which cannot lie beside transformers 4
+
+$(VENV_TRACKERS)/.installed: Makefile
+	@echo "Installing the clients of four trackers into $(VENV_TRACKERS), 310 MB"
+	test -x $(VENV_TRACKERS)/bin/python || $(PYTHON) -m venv $(VENV_TRACKERS)
+	$(VENV_TRACKERS)/bin/python -m pip --disable-pip-version-check install wandb==0.31.0 mlflow-skinny==3.17.2 swanlab==0.10.3 trackio==0.43.0 soundfile
+	@touch $@
+
+parity: $(VENV)/.parity $(VENV_5)/.installed $(VENV_TRACKERS)/.installed ## compare with torch, transformers 4 and 5, peft and trl, their optimizers and schedules; let trackers read what they were told
+	ERNIEKIT_TRANSFORMERS5=$(abspath $(VENV_5))/bin/python ERNIEKIT_TRACKERS=$(abspath $(VENV_TRACKERS))/bin/python $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m parity tests/parity
 
 oracle-5: $(VENV_5)/.installed ## record anew what transformers 5 computes, in an environment of its own
 	$(VENV_5)/bin/python tools/parity/record_transformers5.py

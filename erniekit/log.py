@@ -35,6 +35,7 @@ STDERR_LOGGERS = (
     "erniekit.build.checks",
     "erniekit.build.tokenizer",
     "erniekit.model.architectures.model_config",
+    "erniekit.progress",
 )
 
 

@@ -117,6 +117,7 @@ SAFE = {
     "cli/env.py": "JSON, and titles of its own",
     "cli/help.py": "its own text",
     "cli/params.py": "the schema's text",
+    "cli/plot.py": "runners/plot.py escapes the names of runs",
     "cli/preview.py": "runners/preview_rows.py escapes what it quotes, between colours or in JSON",
     "cli/validate.py": "its report is escaped as a whole",
     "cli/version.py": "its own version",

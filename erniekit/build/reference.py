@@ -6,10 +6,9 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import paddle
@@ -39,6 +38,7 @@ from erniekit.model.lora.config import PISSA
 from erniekit.model.lora.fingerprint import weights_fingerprint
 from erniekit.model.lora.lora import named_adapter_weights
 from erniekit.model.weights import named_weights
+from erniekit.progress import progress
 from erniekit.training.checkpoint.tensors import TensorFiles
 from erniekit.training.collectives import SINGLE_PROCESS, Ranks
 from erniekit.training.objectives.preference import answer_log_probabilities, reference_logps_function
@@ -108,9 +108,6 @@ def write_table(path: Path, table: np.ndarray) -> None:
     except OSError as error:
         temp_path.unlink(missing_ok=True)
         logger.warning(f"{path} cannot be written ({error.strerror}): the next run computes its reference again")
-
-
-_LOG_EVERY_S = 20.0
 
 
 @dataclass(frozen=True)
@@ -245,7 +242,7 @@ def precomputed_references(
             earlier = read_table(path, table.shape)
             table = np.where(np.isnan(table), earlier, table)
             started = time.monotonic()
-            batches = _with_progress(pairs.batches(), name)
+            batches = progress(pairs.batches(), f"reference: {name}", unit="batches")
             count = precompute_missing_logps(table, batches, reference, measure, pairs.dataset.location, ranks)
             if count and ranks.is_main_process:
                 write_table(path, table)
@@ -255,13 +252,3 @@ def precomputed_references(
             logger.info(f"reference: {name}: {seconds}, log-probabilities kept in {path}")
         tables[name] = PrecomputedReference(table)
     return tables
-
-
-def _with_progress(batches: Iterable[Any], name: str) -> Iterator[Any]:
-    """Yield the batches, and log the progress every `_LOG_EVERY_S` seconds."""
-    due = time.monotonic() + _LOG_EVERY_S
-    for number, batch in enumerate(batches):
-        if time.monotonic() > due:
-            logger.info(f"reference: {name}: {number:,} batches computed")
-            due = time.monotonic() + _LOG_EVERY_S
-        yield batch

@@ -39,6 +39,7 @@ VERBS = {
     "import": "convert another program's configuration to one of ours",
     "export": "write a trained model to a folder that others can load",
     "split": "write a model's weights in shards of another size",
+    "plot": "draw loss, learning rate, throughput and gradient norm of runs",
     "params": "explain a parameter, or search for one",
     "docs": "write the reference of all parameters",
     "env": "show versions, devices and what works on this machine",
@@ -62,6 +63,7 @@ OTHER_VERBS = {
     "cli": "chat",
     **dict.fromkeys(("webchat", "gui", "web"), "ui"),
     "info": "env",
+    **dict.fromkeys(("plots", "curve", "curves", "draw"), "plot"),
 }
 SUCCESS, PROBLEMS, USAGE, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 130, 141
 

@@ -6,7 +6,7 @@ from erniekit.config.foreign_names import AXOLOTL, LLAMA_FACTORY, TRANSFORMERS, 
 
 _OTHER = (LLAMA_FACTORY, AXOLOTL, TRANSFORMERS)
 _LF, _AX, _HF = (LLAMA_FACTORY,), (AXOLOTL,), (TRANSFORMERS,)
-_REPORT = "write report_to: visualdl or tensorboard"
+_REPORT = "write report_to, a tracker or several: wandb, swanlab; their own variables name projects (docs/trackers.md)"
 _SPLIT = "write eval_split, the fraction of the training records that is held out"
 _DEEPSPEED = "write sharding: stage1, stage2 or stage3"
 _CODE = "code of a model folder is never run"

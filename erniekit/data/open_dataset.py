@@ -31,6 +31,7 @@ from erniekit.data.tokenize import RecordCounts, TokenizationSettings, tokenise
 from erniekit.data.tokenizers.tokenizer import Tokenizer
 from erniekit.data.units import ALIGNED_UNITS, CODES
 from erniekit.errors import DataError
+from erniekit.progress import Progress, lines_of
 
 SKIPPED_FILE = "skipped.txt"
 WORDS_DIGEST = "words"  # of the metadata of aligned units: what their words and tokens are, wherever they lie
@@ -207,10 +208,13 @@ def _builder(
         recordings = RecordingFacts(settings.audio.sampling_rate if settings.audio else 1)
         own_problems = SourceProblems(problems, skipped, settings.skips_bad_records)
         alignments, words = AlignmentFiles(), hashlib.blake2b(digest_size=8)
+        path = Path(source.path)
+        tokenising = Progress(f"tokenising {path.name}", partial(lines_of, path))
         try:
             for samples, lines in tokenise(
                 source, settings, counts, unused, own_problems, files=alignments, speech=speech
             ):
+                tokenising.advance(counts.read - tokenising.done)
                 if problems.total == problems_before:  # after a problem, only look for further problems
                     writer.append(samples, lines)
                     targets += sum(int(np.count_nonzero(sample.labels != IGNORE_INDEX)) for sample in samples)
@@ -219,6 +223,7 @@ def _builder(
                         if sample.words is not None:
                             words.update(sample.words.tobytes() + sample.input_ids.tobytes())
         finally:
+            tokenising.close()
             skipped.close()
         if problems.total > problems_before:
             raise _SourceSkippedError

@@ -21,6 +21,7 @@ from erniekit.data.recording_facts import RecordingFacts
 from erniekit.data.templates.ernie import IGNORE_INDEX
 from erniekit.data.token_cache import MANIFEST, TokenArrays, TokenWriter, open_arrays
 from erniekit.errors import DataError
+from erniekit.progress import Progress
 
 if TYPE_CHECKING:
     from erniekit.data.dataset import Dataset
@@ -111,6 +112,7 @@ def _write(folder: Path, dataset: Dataset, packs: Packs, data_fingerprint: DataF
     writer = TokenWriter(folder)
     recordings = RecordingFacts(dataset.audio.sampling_rate if dataset.audio else 1)
     targets = 0
+    packing = Progress("packing", len(packs.members), "samples")
     try:
         for start in range(0, len(packs.members), BLOCK_SAMPLES):
             members = [int(index) for index in packs.members[start : start + BLOCK_SAMPLES]]
@@ -118,6 +120,7 @@ def _write(folder: Path, dataset: Dataset, packs: Packs, data_fingerprint: DataF
             targets += sum(int(np.count_nonzero(sample.labels != IGNORE_INDEX)) for sample in samples)
             recordings.add([clip for sample in samples for clip in sample.clips])
             writer.append(samples, [dataset.line(index) for index in members])
+            packing.advance(len(members))
         counts = {"read": len(packs.members), "dropped": 0, "long_prompts": 0, "truncated": 0, "split": 0}
         writer.finish(
             {
@@ -132,6 +135,7 @@ def _write(folder: Path, dataset: Dataset, packs: Packs, data_fingerprint: DataF
             }
         )
     finally:
+        packing.close()
         writer.close()
 
 

@@ -24,6 +24,7 @@ from erniekit.data.formats.table import hub_cache_folders, hub_files, is_hub_dat
 from erniekit.data.media.clip import Clip
 from erniekit.data.media.code_shards import LONGEST_KEY, json_line, shard_key, write_whole
 from erniekit.errors import DataError
+from erniekit.progress import progress
 
 _RECORDS, _OFFSETS, _ERRORS, _FACTS = "records.jsonl", "offsets.npy", "errors.jsonl", "list.json"
 
@@ -117,7 +118,7 @@ def write_list(folder: Path, paths: Sequence[str], media_dir: Sequence[str]) -> 
     problems, left_out = ProblemList(), dict[str, None]()
     offsets, hashes = array("Q"), array("Q")
     with open(folder / _RECORDS, "wb") as file, open(folder / _ERRORS, "wb") as errors:
-        for item in _read(paths, media_dir, left_out):
+        for item in progress(_read(paths, media_dir, left_out), "listing recordings"):
             if isinstance(item, RecordProblem):
                 if item.line == 0 or item.effect is Effect.STOP:
                     ProblemList([item]).raise_if_any()

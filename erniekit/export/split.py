@@ -12,6 +12,7 @@ from erniekit.export.publish import check_model_folder, check_target, publish
 from erniekit.manifest import MANIFEST
 from erniekit.model.storage.model_folder import PUBLISHING, read_shard_index
 from erniekit.model.storage.shards import INDEX_FILE, SHARD_FILES, WEIGHTS_FILE, open_weight_files, write_weight_files
+from erniekit.progress import progress
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +49,8 @@ def split_model(source: Path, target: Path, max_shard_bytes: int, *, overwrite: 
     written: list[Path] = []
 
     def write(folder: Path) -> None:
-        contents = ((name, file.blocks(name)) for name, file in files.items())
+        items = progress(files.items(), "writing shards", len(files), "tensors")
+        contents = ((name, file.blocks(name)) for name, file in items)
         written.extend(
             write_weight_files(folder, tensors, contents, max_shard_bytes, metadata, _index_metadata(source))
         )

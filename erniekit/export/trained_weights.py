@@ -25,6 +25,7 @@ from erniekit.model.storage.precision import STORED_TYPES, to_stored
 from erniekit.model.storage.shards import weight_files, write_weight_files
 from erniekit.model.storage.stacked_tensors import stacked_contents, stacked_specs
 from erniekit.model.storage.tied_head import contents_with_head, specs_with_head
+from erniekit.progress import progress
 
 TYPE_NAMES = {stored: name for name, stored in STORED_TYPES.items()}
 _CHUNK_SIZE = 1 << 20  # values that are rounded at a time
@@ -106,7 +107,7 @@ def write_weights(
     linears = linear_weight_shapes(weights.config) if form else {}
 
     def contents() -> Iterator[tuple[str, Iterable[Any]]]:
-        for name, values in weights.read():
+        for name, values in progress(weights.read(), "writing weights", len(weights.shapes), "tensors"):
             if form and name in linears:
                 parts = zip(form.tensors(name, linears[name]), form.values(name, values), strict=True)
                 yield from ((part, [np.ascontiguousarray(stored).data]) for part, stored in parts)

@@ -29,12 +29,12 @@ from erniekit.inference.audio_prompts import prompt_inputs
 from erniekit.inference.generation import answer_requests, length_limit, make_request
 from erniekit.inference.sampling import Sampling
 from erniekit.model.decoder import Decoder
+from erniekit.training.callbacks.files import SAMPLES_FILE
 from erniekit.training.evaluation import ExtraMetrics
 from erniekit.training.objectives.reference import eval_mode
 
 logger = logging.getLogger(__name__)
 
-SAMPLES_FILE = "eval_samples.jsonl"
 THOUGHTS_END = "</think>"
 MAX_RUNNING = 16  # dialogues that are answered side by side: bounds the memory of keys and values
 ASKED = 8 * MAX_RUNNING  # dialogues that are read before they are answered

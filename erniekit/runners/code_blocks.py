@@ -103,7 +103,7 @@ def encode_blocks(
     left = (records[int(number)] for number in order[first * size :])
     with (
         closing(_results(left, opener, reading_of(config), workers)) as encoded,
-        CodesProgress(len(order) - first * size, len(starts) - first) as progress,
+        CodesProgress("encoding", len(order) - first * size) as progress,
     ):
         for number in range(first, len(starts)):
             items = islice(encoded, min(size, len(order) - starts[number]))
@@ -113,7 +113,6 @@ def encode_blocks(
             blocks.append(block)
             if section.codes_format == "shards" and block.count:
                 _write_index(folder, blocks)
-            progress.block(block.count, block.seconds)
         told = progress.told()
     return _finish(folder, facts, records, blocks, config, told)
 

@@ -21,10 +21,10 @@ from erniekit.data.media.codes_folder import FACTS, UNITS, CodesFacts, codec_fol
 from erniekit.data.media.errors import INSTALL
 from erniekit.data.recording_facts import duration
 from erniekit.errors import ConfigurationError, DataError
+from erniekit.progress import progress
 
 logger = logging.getLogger(__name__)
 
-LINE_SECONDS = 10.0  # between two lines of progress
 _MOST = 2**31 - 1  # that an array of units takes; the codec tells which of them is none of its own
 
 
@@ -46,10 +46,10 @@ def decode_codes(source: Path, output: Path, codec: Path | None = None, *, devic
     home, facts = _facts_of(source)
     opened = _open(home, facts, codec, device)
     output.mkdir(parents=True, exist_ok=True)
-    began = told = time.perf_counter()
+    began = time.perf_counter()
     written, present, failed, seconds = 0, 0, 0, 0.0
     names: set[str] = set()
-    for item in _coded(source, facts):
+    for item in progress(_coded(source, facts), "decoding", unit="recordings"):
         try:
             if not isinstance(item, CodedRecording):
                 raise DataError(str(item))
@@ -64,9 +64,6 @@ def decode_codes(source: Path, output: Path, codec: Path | None = None, *, devic
             failed += 1
             place = f"{item.key[:LONGEST_KEY]}: " if isinstance(item, CodedRecording) else ""
             logger.error(f"error: {place}{error}")
-        if (now := time.perf_counter()) - told > LINE_SECONDS:
-            told = now
-            logger.info(f"{written:,} recordings, {seconds / (now - began):,.1f} x real time")
     took = time.perf_counter() - began
     there = f"; {present:,} are there already and stay as they are" if present else ""
     speed = f" in {duration(took)}, {seconds / took:,.1f} x real time" if written else ""

@@ -362,6 +362,7 @@ class Trainer:
             **{name: ratio * latest.learning_rate for name, ratio in self.relative_learning_rates.items()},
             "grad_norm": latest.grad_norm,
             **totals.metrics,
+            "tokens": self.state.whole_run.tokens,
             "tokens_per_second": round(totals.tokens_per_second, 1),
             **({"audio_seconds_per_second": round(totals.audio_seconds_per_second, 1)} if totals.audio_seconds else {}),
         }

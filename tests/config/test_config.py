@@ -421,7 +421,7 @@ def test_no_event_files_may_be_asked_for_as_text_or_list(written: Any) -> None:
 
 def test_a_word_for_a_whole_list_stands_alone() -> None:
     assert load(report_to=["all"]).basic.report_to == ("visualdl", "tensorboard")
-    assert "expected visualdl or tensorboard" in problems(report_to=["none", "visualdl"])
+    assert "expected visualdl, tensorboard, wandb" in problems(report_to=["none", "visualdl"])
 
 
 def test_a_warm_up_that_ends_within_the_run_needs_no_message() -> None:

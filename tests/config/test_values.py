@@ -118,7 +118,7 @@ def test_value_is_read(name: str, written: Any, read: Any) -> None:
         ("train_dataset_type", "ernikit", "did you mean `erniekit`?"),
         ("train_dataset_path", "a,,b", "has no value"),
         ("device", "tpu", "expected `auto`, `cpu`, `gpu`, one of Paddle's other devices"),
-        ("report_to", "wandb", "expected visualdl or tensorboard, got wandb"),
+        ("report_to", "comet", "expected visualdl, tensorboard, wandb, mlflow, swanlab or trackio, got comet"),
         ("distributed_dataloader", 2, "must be at most 1"),
         ("apply_online_actscale_step", True, "it counts steps"),
         ("resume_from_checkpoint", 3, "expected a folder, true or false"),

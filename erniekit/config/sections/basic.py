@@ -11,7 +11,14 @@ from erniekit.config.parameter import ConfigBuilder, Derived, parameter, rule, s
 from erniekit.config.stages import ALL_STAGES
 from erniekit.config.values import DEVICE, PATH_OR_URL, TEXTS, WORDS, other_device
 
-TRACKERS = ("visualdl", "tensorboard")  # each is opened by `erniekit.training.callbacks.trackers`
+TRACKERS = (
+    "visualdl",
+    "tensorboard",
+    "wandb",
+    "mlflow",
+    "swanlab",
+    "trackio",
+)  # each is opened by `erniekit.training.callbacks.trackers`
 ALL_VERBS = ("train", "eval", "preview", "chat", "generate", "speak", "export", "server")
 HUB_VERBS = (*ALL_VERBS, "codes")
 TEMPLATE_VERBS = ("train", "eval", "preview", "chat", "generate", "server")
@@ -199,21 +206,25 @@ class BasicParameters:
             lambda builder: (_inside(builder["output_dir"], "logs"), "inside output_dir"),
             "",
         ),
-        "The folder of the event files that VisualDL and TensorBoard read. Nothing else is written there. Upstream "
-        "writes them into `output_dir` itself.",
+        "The folder of what trackers write: the event files that VisualDL and TensorBoard read, and a folder for each "
+        "of the others. Upstream writes event files into `output_dir` itself.",
         kind=PATH_OR_URL,
         verbs=("train",),
         example="output/sft/logs",
     )
     report_to: tuple[str, ...] = parameter(
         ("visualdl",),
-        "The loggers that write event files into `logging_dir`. `none` writes no event files, `all` selects "
-        "every logger.",
+        "The trackers that a run is reported to, several at a time: parameters, environment, metrics, samples of "
+        "evaluations, the loss curve and what a model card says. `visualdl` and `tensorboard` write event files into "
+        "`logging_dir`. `wandb`, `mlflow`, `swanlab` and `trackio` are told through their own libraries, each an extra "
+        "of the installation, which find keys, servers and offline modes in their own environment variables "
+        "(docs/trackers.md). One that fails is told once, and the run goes on. `none` reports to nobody, `all` to "
+        "both that write event files.",
         kind=WORDS,
         choices=TRACKERS,
-        spellings={"none": [], "no": [], "all": list(TRACKERS)},
+        spellings={"none": [], "no": [], "all": ["visualdl", "tensorboard"]},
         verbs=("train",),
-        example="visualdl tensorboard",
+        example="visualdl wandb",
     )
     disable_tqdm: bool = parameter(
         False,
@@ -322,7 +333,7 @@ def logs_are_beside_the_run(builder: ConfigBuilder) -> None:
 def a_folder_of_logs_needs_a_logger(builder: ConfigBuilder) -> None:
     """`logging_dir` has no effect with `report_to: none`."""
     if builder.differs("logging_dir") and not builder["report_to"]:
-        builder.no_effect("logging_dir", "because report_to is none, and only its loggers write there")
+        builder.no_effect("logging_dir", "because report_to is none, and only its trackers write there")
 
 
 @rule("device")

@@ -17,7 +17,14 @@ if TYPE_CHECKING:
     from erniekit.training.result import TrainResult
 
 logger = logging.getLogger(__name__)
-VIEWERS = {"visualdl": "visualdl --logdir", "tensorboard": "tensorboard --logdir"}
+VIEWERS = {
+    "visualdl": "visualdl --logdir {folder}",
+    "tensorboard": "tensorboard --logdir {folder}",
+    "wandb": "",  # each of these has said itself where the run can be seen
+    "mlflow": "",
+    "swanlab": "",
+    "trackio": "",
+}
 
 
 class ClosingLines(Callback):
@@ -62,7 +69,8 @@ class ClosingLines(Callback):
         if (folder / LOSS_CURVE_FILE).is_file():
             lines.append(f"  curve: {folder / LOSS_CURVE_FILE}; every figure: {log}")
         for name in self._trackers if self._logging_dir else ():
-            lines.append(f"  {VIEWERS[name]} {shlex.quote(str(self._logging_dir))}")
+            if viewer := VIEWERS[name]:
+                lines.append("  " + viewer.replace("{folder}", shlex.quote(str(self._logging_dir))))
         shown = shlex.quote(str(folder))
         commands = [
             self._first_use.replace("{folder}", shown),

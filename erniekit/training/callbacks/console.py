@@ -48,8 +48,8 @@ _DETAILS = {
     "sft_loss": ("SFT loss", "{:.4f}"),
 }
 _NOT_SHOWN = {
-    "step", "epoch", "batches", "batches_available", "units", "seconds", "sources", "rouge1", "rouge2", "answers",
-    "reference_words",
+    "step", "epoch", "tokens", "batches", "batches_available", "units", "seconds", "sources", "rouge1", "rouge2",
+    "answers", "reference_words",
 }  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from erniekit.redaction import redacted
 from erniekit.training.callbacks import Callback, Record, TrainingRun
 from erniekit.training.checkpoint.manifest import atomic_write_text, nan_to_none, write_json
 
@@ -26,22 +27,24 @@ class WarnOnIoError:
 
     Args:
         what: the name of the file or files, for the message.
+        kinds: the errors that end no run. Where they are not only those of the disk, just the first is told.
     """
 
-    def __init__(self, what: str) -> None:
-        self._what, self._warned = what, False
+    def __init__(self, what: str, kinds: type[Exception] = OSError) -> None:
+        self._what, self._kinds, self._warned = what, kinds, False
 
     @contextmanager
     def warned(self) -> Iterator[None]:
-        """Inside, an error of the disk becomes a message."""
+        """Inside, an error becomes a message."""
         try:
             yield
-        except OSError as error:
+        except self._kinds as error:
             if not self._warned:
-                logger.warning(f"could not write {self._what}: {error.strerror or error}; the run goes on")
+                reason = redacted(str(getattr(error, "strerror", None) or error or type(error).__name__))
+                logger.warning(f"could not write {self._what}: {reason}; the run goes on")
             self._warned = True
         else:
-            self._warned = False
+            self._warned = self._warned and self._kinds is not OSError
 
 
 LOG_FILE = "training_log.jsonl"
@@ -119,3 +122,4 @@ class Results(Callback):
 
 
 LOSS_CURVE_FILE = "loss.png"  # drawn by `loss_curve`
+SAMPLES_FILE = "eval_samples.jsonl"  # the answers of the last evaluation, written where they are given

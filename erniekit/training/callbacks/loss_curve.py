@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from erniekit.training.callbacks import Callback, Record, TrainingRun
 from erniekit.training.callbacks.files import LOG_FILE, LOSS_CURVE_FILE, WarnOnIoError, read_log
@@ -21,8 +21,7 @@ SECONDS_BETWEEN = 60.0  # from one drawing to the next
 SHARE = 0.02  # of a run's time that drawing may take
 SMOOTHED_FROM = 50  # points from which on a mean is drawn beside them
 LOGARITHMIC_FROM = 10.0  # ratio of the largest to the smallest loss
-
-Points = Sequence[tuple[int, float]]
+X = TypeVar("X", int, float)  # where a point stands on the axis
 
 
 class LossCurve(Callback):
@@ -108,9 +107,13 @@ def draw_loss_curve(log: Path, picture: Path, title: str = "") -> None:
     atomic_write_bytes(picture, content.getvalue())
 
 
-def smoothed(points: Points) -> list[tuple[int, float]]:
-    """Return each point's mean with its neighbours on both sides, a fiftieth of the curve in all; fewer at its ends."""
-    reach = max(1, len(points) // 100)
+def smoothed(points: Sequence[tuple[X, float]], reach: int | None = None) -> list[tuple[X, float]]:
+    """Return each point's mean with its neighbours on both sides, fewer at its ends.
+
+    Args:
+        reach: neighbours on each side; None: so many that they are a fiftieth of the curve in all.
+    """
+    reach = max(1, len(points) // 100) if reach is None else reach
     sums = [0.0, *accumulate(loss for _, loss in points)]
     windows = ((max(0, index - reach), min(len(points), index + reach + 1)) for index in range(len(points)))
     return [

@@ -1,57 +1,30 @@
-"""Experiment trackers, which `report_to` names: event files for VisualDL and TensorBoard.
+"""Experiment trackers, which `report_to` names.
 
-To add a tracker, write a `Callback` and a function that opens it here, add it to `TRACKERS`, name it in `TRACKERS` of
-`erniekit/config/sections/basic.py`, and add its package to an extra of the installation. `on_train_begin` gives it the
-name and the parameters of the run.
+VisualDL and TensorBoard read event files, which this process writes (`event_files`). The clients of services run in a
+process of their own (`tracker_process`), because they are slow to import, wait for networks, and end when they like.
+
+To add a service, write its client in `tracker_clients`, add it to `TRACKERS` here, name it in `TRACKERS` of
+`erniekit/config/sections/basic.py`, and add its package to an extra of the installation.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import logging
-import math
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 from erniekit.errors import ConfigurationError
-from erniekit.training.callbacks import Callback, Record
+from erniekit.redaction import redacted
+from erniekit.training.callbacks import Callback
+from erniekit.training.callbacks.event_files import EventLog
 from erniekit.training.callbacks.files import WarnOnIoError
+from erniekit.training.callbacks.tracker_process import TrackerProcess
 
 logger = logging.getLogger(__name__)
-_PROGRESS = {"step", "epoch"}
-
-
-class EventWriter(Protocol):
-    """What `visualdl.LogWriter` and `tensorboardX.SummaryWriter` have in common."""
-
-    def add_scalar(self, tag: str, value: float, step: int, /) -> Any: ...
-    def close(self) -> Any: ...
-
-
-class EventLog(Callback):
-    """Write every metric of every log and evaluation as a scalar, `train/loss` or `eval/loss`."""
-
-    def __init__(self, writer: EventWriter, io_errors: WarnOnIoError) -> None:
-        self._writer, self._io_errors = writer, io_errors
-
-    def on_log(self, record: Record) -> None:
-        self._write("train", record)
-
-    def on_evaluate(self, record: Record) -> None:
-        metrics = {name.removeprefix("eval_"): value for name, value in record.items() if name != "eval_sources"}
-        self._write("eval", metrics)
-
-    def close(self) -> None:
-        with self._io_errors.warned():
-            self._writer.close()
-
-    def _write(self, group: str, record: Record) -> None:
-        with self._io_errors.warned():
-            for name, value in record.items():
-                if name not in _PROGRESS and math.isfinite(value):
-                    self._writer.add_scalar(f"{group}/{name}", value, record["step"])
 
 
 def _visualdl(logging_dir: Path) -> Callback:
@@ -67,50 +40,54 @@ def _tensorboard(logging_dir: Path) -> Callback:
 
 
 def _io_errors(name: str, logging_dir: Path) -> WarnOnIoError:
-    return WarnOnIoError(f"the event files of {name} in {logging_dir}")
+    return WarnOnIoError(f"the event files of {name} in {logging_dir}", Exception)
 
 
 class Tracker(NamedTuple):
     """How a tracker is opened.
 
     Attributes:
-        package: what must be installed, and is only imported by `open`.
+        package: what must be installed, and is imported by nothing but `open` and the process of a client.
+        extra: the extra of the installation that has it.
         open: `logging_dir` -> the callback.
     """
 
     package: str
+    extra: str
     open: Callable[[Path], Callback]
 
 
 TRACKERS = {
-    "visualdl": Tracker("visualdl", _visualdl),
-    "tensorboard": Tracker("tensorboardX", _tensorboard),
+    "visualdl": Tracker("visualdl", "logs", _visualdl),
+    "tensorboard": Tracker("tensorboardX", "logs", _tensorboard),
+    **{name: Tracker(name, name, partial(TrackerProcess, name)) for name in ("wandb", "mlflow", "swanlab", "trackio")},
 }
 
 
 def open_trackers(report_to: Sequence[str], logging_dir: Path) -> list[Callback]:
-    """Open the trackers that `report_to` names.
+    """Open the trackers that `report_to` names. One that cannot be opened is told, and left out.
 
     Raises:
         ConfigurationError: a package is not installed, or `logging_dir` cannot be written.
     """
     if report_to:
         _check_writable(logging_dir)
-    return [_open(name, logging_dir) for name in report_to]
+    opened = (_open(name, logging_dir) for name in report_to)
+    return [tracker for tracker in opened if tracker is not None]
 
 
 def refuse_missing_trackers(report_to: Sequence[str]) -> None:
     """Raise ConfigurationError if the package of a tracker is not installed."""
     for name in report_to:
-        if importlib.util.find_spec(TRACKERS[name].package) is None:
+        if not _is_installed(TRACKERS[name].package):
             raise ConfigurationError(_not_installed(name))
 
 
 def installed_trackers(report_to: Sequence[str]) -> list[str]:
     """Return those of `report_to` whose package is installed; a log line names the others."""
-    missing = [name for name in report_to if importlib.util.find_spec(TRACKERS[name].package) is None]
+    missing = [name for name in report_to if not _is_installed(TRACKERS[name].package)]
     for name in missing:
-        logger.info(f"no event files for {name}: it is not installed (pip install 'erniekit[logs]')")
+        logger.info(f"no event files for {name}: it is not installed (pip install 'erniekit[{TRACKERS[name].extra}]')")
     return [name for name in report_to if name not in missing]
 
 
@@ -126,18 +103,26 @@ def _check_writable(logging_dir: Path) -> None:
         ) from None
 
 
-def _open(name: str, logging_dir: Path) -> Callback:
+def _open(name: str, logging_dir: Path) -> Callback | None:
     tracker = TRACKERS[name]
     try:
         return tracker.open(logging_dir)
-    except ImportError as error:
-        if error.name != tracker.package:
-            raise
-        raise ConfigurationError(_not_installed(name)) from None
+    except Exception as error:  # whatever a library raises ends no run
+        if isinstance(error, ImportError) and error.name == tracker.package:
+            raise ConfigurationError(_not_installed(name)) from None
+        logger.warning(f"report_to: {name} cannot be opened: {redacted(str(error))}; the run goes on without it")
+        return None
 
 
 def _not_installed(name: str) -> str:
+    tracker = TRACKERS[name]
     return (
-        f"report_to: {name} needs the package {TRACKERS[name].package}, which is not installed.\n"
-        "  Install it (pip install 'erniekit[logs]'), or write report_to: none"
+        f"report_to: {name} needs the package {tracker.package}, which is not installed.\n"
+        f"  Install it (pip install 'erniekit[{tracker.extra}]'), or write report_to: none"
     )
+
+
+def _is_installed(package: str) -> bool:
+    """Return whether a package is installed; a folder `wandb` of runs, in the current folder, is none."""
+    spec = importlib.util.find_spec(package)
+    return spec is not None and spec.origin is not None
