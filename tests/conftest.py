@@ -10,8 +10,10 @@ from erniekit.native import library
 from tests.log_capture import captured_log
 
 apply_cpu_settings(threads=1)  # workers share the cores; tests of threads choose their number
-if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # under `nohup`; runs that tests start and end would inherit it
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+# `nohup` ignores SIGHUP and a script's `&` SIGINT; runs that tests start and end would inherit that.
+for _number, _default in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
+    if signal.getsignal(_number) == signal.SIG_IGN:
+        signal.signal(_number, _default)
 
 pytest_plugins = ["tests.tiny_runs", "tests.object_stores"]
 

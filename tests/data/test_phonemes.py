@@ -23,12 +23,10 @@ from erniekit.errors import ConfigurationError
     ],
 )
 def test_phonemes_are_those_of_the_program(text: str, language: str, expected: str) -> None:
-    pytest.importorskip("espeakng_loader")
     assert phonemes_of(text, language) == expected
 
 
 def test_punctuation_stays_and_languages_do_not_disturb_each_other() -> None:
-    pytest.importorskip("espeakng_loader")
     before = phonemes_of("one; two … three?", "en")
     assert phonemes_of("eins", "de") != phonemes_of("eins", "en")
     assert phonemes_of("one; two … three?", "en") == before
@@ -38,7 +36,6 @@ def test_punctuation_stays_and_languages_do_not_disturb_each_other() -> None:
 
 
 def test_what_cannot_be_spoken_is_told() -> None:
-    pytest.importorskip("espeakng_loader")
     with pytest.raises(MalformedError) as refused:
         phonemes_of("東京", "ja")
     assert refused.value.expected == "a text in kana, because eSpeak NG does not read kanji"

@@ -14,7 +14,6 @@ TEXT = "the river, the mill"
 
 @pytest.mark.proves("text_frontend")
 def test_a_frontend_decides_the_ids_of_a_text(tokenizer: Tokenizer) -> None:
-    pytest.importorskip("espeakng_loader")
     (tokens,), (characters,), (phonemes,) = (text_ids([TEXT], ["en"], tokenizer, name) for name in FRONTENDS)
     assert tokens == tokenizer.encode(TEXT)
     assert characters == [number for character in TEXT for number in tokenizer.encode(character)]
@@ -30,7 +29,6 @@ def test_no_frontend_reads_a_control_token_in_a_text(frontend: str, tokenizer: T
 
 
 def test_a_text_without_phonemes_says_why_and_the_others_have_them(tokenizer: Tokenizer) -> None:
-    pytest.importorskip("espeakng_loader")
     first, second, third = text_ids(["a", "b", "c"], ["en", "", "xx-none"], tokenizer, "phonemes")
     assert isinstance(first, list)
     assert isinstance(second, MalformedError) and (second.field, second.got) == ("language", "nothing")

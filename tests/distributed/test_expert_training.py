@@ -32,8 +32,12 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "mp beside data, sequence": {"data": 2, "tensor": 2, "sequence_parallel": True, "expert_axis": "tensor"},
 }
 
+REST = ("every rank has all experts, sequence", "mp", "data beside tensor")  # others hold each of their parts
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+
+@pytest.mark.parametrize(
+    "layout", [pytest.param(name, marks=[pytest.mark.exhaustive] * (name in REST)) for name in LAYOUTS]
+)
 def test_ranks_that_divide_experts_train_the_same_model(layout: str) -> None:
     degrees = LAYOUTS[layout]
     count = degrees.get("tensor", 1) * degrees.get("data", 1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +12,7 @@ from erniekit.inference.speaking.similarity import open_voices, similarity
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools/quickstart"))
 
-pytestmark = [
-    pytest.mark.parity,
-    pytest.mark.skipif(not find_spec("resemblyzer"), reason="resemblyzer is not installed"),
-    pytest.mark.skipif(not find_spec("espeakng_loader"), reason="espeakng_loader is not installed"),
-]
+pytestmark = pytest.mark.parity
 
 PHRASES = (
     "three five nine one, and nobody had called that number before",

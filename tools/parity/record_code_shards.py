@@ -11,12 +11,10 @@ read.json with the hash of the tar file that we write of the same recordings, an
 from __future__ import annotations
 
 import hashlib
-import importlib.machinery
 import json
 import shutil
 import sys
 import tempfile
-import types
 from pathlib import Path
 
 import numpy as np
@@ -26,29 +24,9 @@ sys.path.insert(0, str(ROOT))
 
 from erniekit.data.media.code_shards import CodedRecording, Shard, write_index, write_shard  # noqa: E402
 from tests.data.media.shard_cases import CODEBOOK_SIZE, RECORDED, cases  # noqa: E402
+from tools.parity.empty_modules import CUT_SILENCE, READ_SOUND, replace_modules  # noqa: E402
 
-
-class EmptyModule(types.ModuleType):
-    """Stands for a package that is imported and not used here."""
-
-    def __getattr__(self, name: str) -> EmptyModule:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return EmptyModule(f"{self.__name__}.{name}")
-
-
-for missing in (
-    "torchaudio",
-    "torchaudio.functional",
-    "librosa",
-    "pydub",
-    "pydub.silence",
-    "soundfile",
-    "tensorboardX",
-):
-    module = EmptyModule(missing)
-    module.__spec__, module.__path__ = importlib.machinery.ModuleSpec(missing, None), []
-    sys.modules[missing] = module
+replace_modules(*READ_SOUND, *CUT_SILENCE)
 
 import webdataset  # noqa: E402
 from omnivoice.data.dataset import WebDatasetReader, webdataset_manifest_reader  # noqa: E402

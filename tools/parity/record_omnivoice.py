@@ -13,11 +13,9 @@ with adapters by peft, prints the loss of the packed row, and writes the logits 
 from __future__ import annotations
 
 import argparse
-import importlib.machinery
 import json
 import sys
 import tempfile
-import types
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,29 +27,9 @@ sys.path.insert(0, str(ROOT))
 
 from tests.model.omnivoice_cases import BASES, LEVELS, RECORDED, SEED, documents, outer_values  # noqa: E402
 from tests.model.seeded_weights import seeded_weight  # noqa: E402
+from tools.parity.empty_modules import CUT_SILENCE, READ_SOUND, replace_modules  # noqa: E402
 
-
-class EmptyModule(types.ModuleType):
-    """Stands for a package that is imported and not used here."""
-
-    def __getattr__(self, name: str) -> EmptyModule:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return EmptyModule(f"{self.__name__}.{name}")
-
-
-for missing in (
-    "torchaudio",
-    "torchaudio.functional",
-    "librosa",
-    "pydub",
-    "pydub.silence",
-    "soundfile",
-    "tensorboardX",
-):
-    module = EmptyModule(missing)
-    module.__spec__, module.__path__ = importlib.machinery.ModuleSpec(missing, None), []
-    sys.modules[missing] = module
+replace_modules(*READ_SOUND, *CUT_SILENCE)
 
 import torch  # noqa: E402
 from omnivoice.data.collator import PackingDataCollator, PaddingDataCollator  # noqa: E402

@@ -11,7 +11,6 @@ divided.json, schedules.json, unmasking.npz with the codes after each step, and 
 
 from __future__ import annotations
 
-import importlib.machinery
 import json
 import math
 import sys
@@ -46,21 +45,9 @@ from tests.inference.speaking.speaking_cases import (  # noqa: E402
     voice_codes,
 )
 from tests.model.seeded_weights import seeded_weight  # noqa: E402
+from tools.parity.empty_modules import READ_SOUND, replace_modules  # noqa: E402
 
-
-class EmptyModule(types.ModuleType):
-    """Stands for a package that is imported and not used here."""
-
-    def __getattr__(self, name: str) -> EmptyModule:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return EmptyModule(f"{self.__name__}.{name}")
-
-
-for missing in ("torchaudio", "torchaudio.functional", "librosa", "soundfile", "tensorboardX"):
-    module = EmptyModule(missing)
-    module.__spec__, module.__path__ = importlib.machinery.ModuleSpec(missing, None), []
-    sys.modules[missing] = module
+replace_modules(*READ_SOUND)
 
 import torch  # noqa: E402
 from omnivoice.models import omnivoice as package  # noqa: E402

@@ -110,7 +110,10 @@ def _open(folder: Path) -> list[SafetensorsFile]:
 
 
 def conversion_command(pickled: Path, target: Path) -> str:
-    """Return the command that converts paddlenlp's pickled adapters into a safetensors file."""
+    """Return the command that converts paddlenlp's pickled adapters into a safetensors file.
+
+    It is shown to users, who decide whether they trust the file; ERNIEKit never runs it.
+    """
     program = (
         f"import paddle; from safetensors.numpy import save_file; state = paddle.load({str(pickled)!r}); "
         f"save_file({{name: value.astype('float32').numpy() for name, value in state.items()}}, {str(target)!r})"

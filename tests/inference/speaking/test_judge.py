@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 import numpy as np
 import pytest
 
 from erniekit.errors import ConfigurationError
 from erniekit.inference.speaking.judge import heard, open_judge, plain, words_of
-
-needs_sphinx = pytest.mark.skipif(not find_spec("pocketsphinx"), reason="pocketsphinx is not installed")
 
 
 def test_texts_become_words() -> None:
@@ -18,7 +14,6 @@ def test_texts_become_words() -> None:
     assert words_of(["One two.", "two, THREE", "..."]) == ["one", "three", "two"]
 
 
-@needs_sphinx
 def test_noise_is_no_word_and_silence_is_nothing() -> None:
     judge = open_judge("pocketsphinx", ["three five nine"])
     noise = 0.1 * np.random.default_rng(0).standard_normal(8000).astype(np.float32)
@@ -28,7 +23,6 @@ def test_noise_is_no_word_and_silence_is_nothing() -> None:
     assert judge.write_down(np.zeros(0, np.float32), 8000) == ""
 
 
-@needs_sphinx
 def test_words_that_it_does_not_know_are_told() -> None:
     with pytest.raises(ConfigurationError, match="does not know qwrtz"):
         open_judge("pocketsphinx", ["one qwrtz"])

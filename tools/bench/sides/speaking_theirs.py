@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 from speaking_side import serve_speech  # isort: skip -- it finds the others
-import importlib.machinery
 import os
 import sys
-import types
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 from speaking_case import FRAME_RATE, SETTINGS
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-class EmptyModule(types.ModuleType):
-    """Stands for a package that is imported to read sound, and not used here."""
+from tools.parity.empty_modules import CUT_SILENCE, READ_SOUND, replace_modules
 
-    def __getattr__(self, name: str) -> EmptyModule:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return EmptyModule(f"{self.__name__}.{name}")
-
-
-for missing in (
-    "torchaudio", "torchaudio.functional", "librosa", "pydub", "pydub.silence", "soundfile", "tensorboardX",
-):  # fmt: skip
-    module: Any = EmptyModule(missing)
-    module.__spec__, module.__path__ = importlib.machinery.ModuleSpec(missing, None), []
-    sys.modules[missing] = module
+replace_modules(*READ_SOUND, *CUT_SILENCE)
 
 import torch
 from omnivoice.models import omnivoice as package
@@ -40,7 +28,7 @@ def main() -> None:
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     model = package.OmniVoice.from_pretrained(sys.argv[1], train=True).eval()  # no tokenizers: they are set here
     model.text_tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
-    model.audio_tokenizer = types.SimpleNamespace(config=types.SimpleNamespace(frame_rate=FRAME_RATE))
+    model.audio_tokenizer = SimpleNamespace(config=SimpleNamespace(frame_rate=FRAME_RATE))
     model.duration_estimator = RuleDurationEstimator()
     settings = package.OmniVoiceGenerationConfig(**SETTINGS)
 
