@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import re
 import shutil
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from erniekit.cli import VERBS, main
+from erniekit.cli import SAME_VERBS, VERBS, main
 from erniekit.config.registry import ALIASES, PARAMETERS
 from tests.documentation.commands import (
     AS_IT_IS,
@@ -75,6 +76,7 @@ def help_of(verb: str) -> str:
 def mistakes(words: list[str], *, others: bool = False) -> list[str]:
     """Return the verb, the options and the parameters of a command line that ERNIEKit does not know."""
     verb, rest = words[1].rstrip("`,.;:"), words[2:]
+    verb = SAME_VERBS.get(verb, verb)
     if verb not in VERBS:
         return [verb] if re.fullmatch(r"[a-z][a-z-]*", verb) and not others else []
     unknown = [
@@ -82,7 +84,11 @@ def mistakes(words: list[str], *, others: bool = False) -> list[str]:
         for word in (option.partition("=")[0] for option in rest if re.match(r"--[a-z]", option))
         if not re.search(rf"{re.escape(word)}\b", help_of(verb))
     ]
-    parameters = [word.partition("=")[0] for word in rest if re.match(r"[a-z]\w*=", word)]
+    parameters = [
+        word.partition("=")[0]
+        for before, word in itertools.pairwise([verb, *rest])
+        if re.match(r"[a-z]\w*=", word) and not (before.startswith("--") and re.search(rf"{before} NAME=", help_of(verb)))
+    ]
     return unknown + [name for name in parameters if name not in PARAMETERS and name not in ALIASES]
 
 

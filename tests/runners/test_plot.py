@@ -32,9 +32,11 @@ def test_several_runs_as_a_picture_and_as_text(tmp_path: Path, capsys: pytest.Ca
     for words in ("loss over tokens", "learning rate", "tokens/s", "gradient norm", "sft", "lo$ra", "sft, evaluation"):
         assert words in shown
     assert "\x1b" not in shown
+    assert main(["plot", str(first), str(second), "--output", str(picture), "--no-text"]) == 0
+    assert capsys.readouterr().out.splitlines() == [f"wrote {picture}"]
 
 
-def test_charts_hold_what_was_asked_for(tmp_path: Path) -> None:
+def test_charts_hold_what_was_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = run_of(tmp_path / "a", [2.0 + (-1) ** step for step in range(100)], [1.5], token_accuracy=0.5)
     (chart,) = read_charts([folder], ["loss"])
     assert not chart.logarithmic and len(chart.curves[0].trained) == len(chart.curves[0].mean) == 100
@@ -47,6 +49,9 @@ def test_charts_hold_what_was_asked_for(tmp_path: Path) -> None:
     assert [chart.title for chart in read_charts([folder])] == ["loss", "learning rate", "tokens/s"]
     assert [chart.title for chart in read_charts([folder], ["token_accuracy"])] == ["token accuracy"]
     assert read_charts([run_of(tmp_path / "b", [5.0, 0.1])], ["loss"])[0].logarithmic
+    assert main(["plot", str(folder), "--figures", "loss,token_accuracy", "--x", "hours", "--smooth", "20"]) == 0
+    shown = capsys.readouterr().out
+    assert "loss over hours" in shown and "token accuracy over hours" in shown and "learning rate" not in shown
 
 
 def test_runs_of_the_same_name_are_told_by_their_paths(tmp_path: Path) -> None:
