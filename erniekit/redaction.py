@@ -9,17 +9,23 @@ from typing import Any
 
 HIDDEN = "***"
 _SHORTEST = 8  # characters of a variable's value that counts as a secret; "1" and "true" are none
-_SECRET_WORDS = {"KEY", "APIKEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "CREDENTIALS", "PAT"}
+_SECRET_VARIABLE = re.compile(
+    r"(?<![A-Z0-9])(API|ACCESS|ACCOUNT|SAS|SECRET)?(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|PAT|CONNECTION_?STRING)S?"
+    r"(?![A-Z0-9])"
+)  # not TOKENIZERS_PARALLELISM
 _SECRET_NAME = re.compile(
     r"(^|[_\-.])(api_?key|access_?key|secret(_?key)?|password|passwd|credentials?|(access|auth|api|hub|hf)_?token)"
     r"($|[_\-.])|^(token|key)$",
     re.IGNORECASE,
 )
 _PATTERNS = (
-    (re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^/\s@]+@", re.IGNORECASE), rf"\1{HIDDEN}@"),  # user:password@host
+    # user:password@host; a user without a password may be a token, but az://container@account is a place
+    (re.compile(r"(://)[^/\s:@?#]*:[^/\s?#]*@"), rf"\1{HIDDEN}@"),
+    (re.compile(r"(\bhttps?://)[^/\s@?#]+@", re.IGNORECASE), rf"\1{HIDDEN}@"),
     (
         re.compile(
-            r"([?&;](?:[\w-]*(?:token|key|secret|password|signature|credential)|sig|auth)=)[^&;\s#\"']+", re.IGNORECASE
+            r"([?&;](?:[\w.%-]*(?:token|key|secret|password|signature|credential)(?:[_-]?id)?|sig|auth)=)[^&;\s#\"']+",
+            re.IGNORECASE,
         ),
         rf"\1{HIDDEN}",
     ),
@@ -62,8 +68,6 @@ def _text(text: str, secrets: list[str]) -> str:
 def _secrets_of_environment() -> list[str]:
     """Return the values of variables whose names say that they are secret, the longest first."""
     found = {
-        value
-        for name, value in os.environ.items()
-        if len(value) >= _SHORTEST and _SECRET_WORDS & set(re.split(r"[^A-Z0-9]+", name.upper()))
+        value for name, value in os.environ.items() if len(value) >= _SHORTEST and _SECRET_VARIABLE.search(name.upper())
     }
     return sorted(found, key=len, reverse=True)

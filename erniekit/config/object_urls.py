@@ -1,11 +1,10 @@
-"""URLs of object stores: which there are, what one must not hold, and how a text that may quote one is shown.
+"""URLs of object stores: which there are, and what one must not hold.
 
 Needs no package: `validate` asks before anything is imported, and without a network.
 """
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -39,11 +38,6 @@ STORES: Mapping[str, ObjectStore] = {
 }
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _PASSWORD = re.compile(r"//[^/@\s]*:[^/@\s]*@")
-_SIGNED = re.compile(
-    r"([?&;](?:[\w.%-]*(?:signature|credential|token|secret|password|key)[\w.%-]*|sig))=[^&\s'\"]+", re.I
-)
-_SECRET_NAMES = re.compile(r"SECRET|TOKEN|PASSWORD|CREDENTIAL|CONNECTION_STRING|(?:ACCESS|ACCOUNT|SAS|API)_?KEY", re.I)
-_SHORTEST_SECRET = 8  # characters; shorter values of variables are words such as "none"
 
 
 def is_url(text: object) -> bool:
@@ -84,13 +78,3 @@ def url_problem(url: str) -> str:
 def joined(url: str, name: str) -> str:
     """Return the URL of a name below a folder."""
     return f"{url.rstrip('/')}/{name}" if name else url.rstrip("/")
-
-
-def redacted(text: str) -> str:
-    """Return a text, such as a library's error, without passwords and signatures of URLs, and without the value of any
-    environment variable that is named like a secret."""
-    text = _SIGNED.sub(r"\1=***", _PASSWORD.sub("//***@", text))
-    for name, value in os.environ.items():
-        if len(value) >= _SHORTEST_SECRET and _SECRET_NAMES.search(name):
-            text = text.replace(value, "***")
-    return text

@@ -10,11 +10,12 @@ from typing import Any
 
 from erniekit.config.foreign import FOREIGN_NAMES, translate
 from erniekit.config.json_schema import structural_problems
-from erniekit.config.object_urls import is_url, redacted, url_problem
+from erniekit.config.object_urls import is_url, url_problem
 from erniekit.config.parameter import Alias, ConfigBuilder, Parameter
 from erniekit.config.parse import Entry, Problem, SourceLocation
 from erniekit.config.registry import ALIASES, PARAMETERS, RULES, did_you_mean, unmet_needs
 from erniekit.config.values import format_value, path_problem
+from erniekit.redaction import redacted
 
 
 def resolve(layers: Iterable[list[Entry]], verb: str) -> ConfigBuilder:

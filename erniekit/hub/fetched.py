@@ -23,12 +23,13 @@ from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 
-from erniekit.config.object_urls import joined, redacted, url_problem
+from erniekit.config.object_urls import joined, url_problem
 from erniekit.data.tokenizers.files import ADDITIONAL_TEMPLATES
 from erniekit.environment import cache_folder
 from erniekit.errors import ModelFileError
 from erniekit.hub.object_store import ObjectFolder, StoredFile, StoreError, open_folder
 from erniekit.manifest import MANIFEST, parse_manifest, stays_inside
+from erniekit.redaction import redacted
 
 logger = logging.getLogger(__name__)
 

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from erniekit.config.object_urls import joined, redacted, scheme_of, store_of
+from erniekit.config.object_urls import joined, scheme_of, store_of
 from erniekit.environment import is_importable
 from erniekit.errors import UserError
+from erniekit.redaction import redacted
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -22,11 +22,11 @@ from erniekit import __version__
 from erniekit.config import Config
 from erniekit.config.registry import PARAMETERS
 from erniekit.errors import ConfigurationError, UserError
+from erniekit.redaction import redacted
 from erniekit.ui import commands, files, models, runs
 from erniekit.ui.check import answer, check_text
 from erniekit.ui.layout import layout_of
 from erniekit.ui.schema import schema
-from erniekit.ui.secret_words import masked
 from erniekit.ui.talk import PATHS, Talk, body_of, passed_headers
 from erniekit.ui.workspace import OutsideError, Workspace
 from erniekit.ui.yaml_text import with_value
@@ -87,7 +87,7 @@ async def _index(request: Request) -> Response:
 
 
 async def _refused(request: Request, error: Exception) -> Response:
-    return JSONResponse({"error": masked(str(error))}, status_code=403 if isinstance(error, OutsideError) else 422)
+    return JSONResponse({"error": redacted(str(error))}, status_code=403 if isinstance(error, OutsideError) else 422)
 
 
 def _short(folder: Path) -> str:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from erniekit.errors import ConfigurationError
+from erniekit.redaction import redacted
 from erniekit.temp_folders import temp_folder
-from erniekit.ui.secret_words import masked
 
 PREVIEW_SECONDS = 300.0
 
@@ -34,7 +34,7 @@ async def preview(text: str, name: str, root: Path, *, rows: int, documents: int
         code, said, told = await _run(words, root)
         if code:
             problem = told.replace(f"{folder}/", "").strip().removeprefix("error: ")
-            raise ConfigurationError(masked(problem) or f"`erniekit preview` ended with exit code {code}")
+            raise ConfigurationError(redacted(problem) or f"`erniekit preview` ended with exit code {code}")
     shown: dict[str, Any] = json.loads(said)
     return shown
 

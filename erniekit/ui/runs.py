@@ -13,12 +13,12 @@ import yaml
 
 from erniekit.config import Config
 from erniekit.errors import ConfigurationError, UserError
+from erniekit.redaction import redacted
 from erniekit.training.callbacks.files import EVALUATION_FILE, LOG_FILE, TRAINING_FILE
 from erniekit.training.checkpoint.lock import is_locked
 from erniekit.training.control import forward_commands, parse
 from erniekit.ui.check import check_text
 from erniekit.ui.detached import Started, exit_code, is_alive, output_tail, start, started_runs, terminate
-from erniekit.ui.secret_words import masked
 from erniekit.ui.workspace import CONFIGURATIONS, OutsideError, Workspace
 
 # Of inference/answer_eval.py and training/checkpoint/state.py, which need Paddle.
@@ -76,7 +76,7 @@ def run_state(workspace: Workspace, output: str, cursor: str = "") -> dict[str, 
         "records": records,
         "cursor": position,
         "fresh": fresh,
-        "output_tail": masked(output_tail(run, workspace.root)) if run else "",
+        "output_tail": redacted(output_tail(run, workspace.root)) if run else "",
         "results": {**_json(folder / EVALUATION_FILE), **_json(folder / TRAINING_FILE)},
         "samples": _samples(folder / SAMPLES_FILE),
     }

@@ -19,8 +19,8 @@ from anyio import to_thread
 
 from erniekit.errors import ConfigurationError
 from erniekit.launch.local import free_port
+from erniekit.redaction import HIDDEN, redacted
 from erniekit.ui.models import abilities
-from erniekit.ui.secret_words import MASK, masked
 from erniekit.ui.workspace import Workspace
 
 HOST = "127.0.0.1"
@@ -86,7 +86,7 @@ class Talk:
         return {
             "model": self._model,
             "state": state,
-            "said": masked(said.replace(self._key, MASK) if self._key else said),
+            "said": redacted(said.replace(self._key, HIDDEN) if self._key else said),
             **self._abilities,
         }
 

@@ -87,7 +87,8 @@ def mistakes(words: list[str], *, others: bool = False) -> list[str]:
     parameters = [
         word.partition("=")[0]
         for before, word in itertools.pairwise([verb, *rest])
-        if re.match(r"[a-z]\w*=", word) and not (before.startswith("--") and re.search(rf"{before} NAME=", help_of(verb)))
+        if re.match(r"[a-z]\w*=", word)
+        and not (before.startswith("--") and re.search(rf"{before} NAME=", help_of(verb)))
     ]
     return unknown + [name for name in parameters if name not in PARAMETERS and name not in ALIASES]
 

@@ -100,4 +100,4 @@ def test_preview_shows_what_is_trained(client: TestClient, folder: Path) -> None
 def test_secrets_of_the_environment_are_masked(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_abcdefghijkl")
     answer = client.post("/api/layout", json={"path": "sft.yaml", "text": "seed: hf_abcdefghijkl\n", "ranks": 0})
-    assert "[secret]" in answer.json()["error"] and "hf_abcdefghijkl" not in answer.text
+    assert "***" in answer.json()["error"] and "hf_abcdefghijkl" not in answer.text

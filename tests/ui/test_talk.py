@@ -84,7 +84,7 @@ def test_what_a_process_that_fails_has_said_is_shown_without_secrets(
     monkeypatch.setenv("OTHER_KEY", "sk-abcdefghijk")
     client.post("/api/talk/start", json={"folder": "model"})
     now = wait(client, "failed")
-    assert now["said"] == "cannot load [secret] [secret]\n"
+    assert now["said"] == "cannot load *** ***\n"
 
 
 def test_the_process_ends_with_the_page(client: TestClient, folder: Path) -> None:
