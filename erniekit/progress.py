@@ -4,12 +4,14 @@
         ...
 
 No thread draws: whoever counts draws, at most twice a second. Work that takes less than a second shows nothing.
+Work of a thread beside training has lines alone, because training draws a bar of its own.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -43,7 +45,8 @@ class Progress:
         self._what, self._total, self._unit = escape_control_characters(what), total, unit
         self.done, self.note = 0.0, ""
         self._began = time.monotonic()
-        self._live = sys.stderr is not None and sys.stderr.isatty()
+        in_front = threading.current_thread() is threading.main_thread()
+        self._live = in_front and sys.stderr is not None and sys.stderr.isatty()
         self._next = self._began + (SHOWN_AFTER if self._live else LINE_EVERY)
         self._bar: Any = None
 
@@ -65,6 +68,21 @@ class Progress:
         self.note = note or self.note
         if time.monotonic() >= self._next:
             self._show()
+
+    def parts(self, size: float, scale: float = 1.0) -> Callable[[float], None]:
+        """Return what counts one item of `size` by how much of it is done so far, in 1 / `scale` of the unit.
+
+        Whoever does it may begin anew, and may tell less than all of it; `advance` counts no item beside it.
+        """
+        before = 0.0
+
+        def so_far(done: float) -> None:
+            nonlocal before
+            now = min(done, size) * scale
+            self.advance(now - before)
+            before = now
+
+        return so_far
 
     def line(self) -> str:
         """Return how far it has come, in words."""

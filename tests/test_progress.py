@@ -68,6 +68,31 @@ def test_a_terminal_has_a_bar_that_goes_away_and_no_thread(
     assert module._shown is None
 
 
+def test_a_thread_beside_training_has_lines(
+    clock: list[float], logged: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+
+    def upload() -> None:
+        for _ in progress(range(2), "uploading", 4, "MB"):
+            clock[0] += 61
+
+    thread = threading.Thread(target=upload)
+    thread.start()
+    thread.join()
+    assert terminal.getvalue() == "" and logged[0].startswith("uploading: 1 of 4 (25%) MB")
+
+
+def test_items_count_by_their_parts_also_when_they_begin_anew() -> None:
+    work = Progress("uploading", 30, "MB")
+    first, second = work.parts(10e6, 1e-6), work.parts(20e6, 1e-6)
+    done = []
+    for part, so_far in ((first, 4e6), (first, 8e6), (first, 2e6), (first, 11e6), (second, 20e6), (second, 20e6)):
+        part(so_far)
+        done.append(round(work.done))
+    assert done == [4, 8, 2, 10, 30, 30]
+
+
 def test_an_error_removes_the_bar(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", Terminal())
     with pytest.raises(KeyError), Progress("x", 5) as work:

@@ -29,6 +29,7 @@ from erniekit.environment import cache_folder
 from erniekit.errors import ModelFileError
 from erniekit.hub.object_store import ObjectFolder, StoredFile, StoreError, open_folder
 from erniekit.manifest import MANIFEST, parse_manifest, stays_inside
+from erniekit.progress import Progress
 from erniekit.redaction import redacted
 
 logger = logging.getLogger(__name__)
@@ -138,16 +139,19 @@ def _download(store: ObjectFolder, files: _Files, target: Path) -> None:
             "free\n  Free some space, or set ERNIEKIT_CACHE to another folder."
         )
     logger.info(f"downloading {store.url}: {_described(len(missing), total)}, into {target}")
-    for name, file in missing.items():
-        place = _place(target, name)
-        partial = place.with_name(f".{place.name}{_PARTIAL}")
-        store.download(name, partial)
-        if _size(partial) != file.size:
-            raise StoreError(
-                f"{joined(store.url, name)}: {_size(partial):,} bytes have come, and the store says {file.size:,}\n"
-                "  Is it being written? Give the same command again once it is complete."
-            )
-        os.replace(partial, place)
+    with Progress(f"downloading {store.url}", total / 1e6, "MB") as shown:
+        for name, file in missing.items():
+            place = _place(target, name)
+            partial = place.with_name(f".{place.name}{_PARTIAL}")
+            so_far = shown.parts(file.size, 1e-6)
+            store.download(name, partial, so_far)
+            if _size(partial) != file.size:
+                raise StoreError(
+                    f"{joined(store.url, name)}: {_size(partial):,} bytes have come, and the store says {file.size:,}\n"
+                    "  Is it being written? Give the same command again once it is complete."
+                )
+            os.replace(partial, place)
+            so_far(file.size)
 
 
 def _model_files(store: ObjectFolder, files: _Files, *, weights: bool) -> tuple[_Files, _Files]:

@@ -20,6 +20,7 @@ from erniekit.redaction import redacted
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+Moved = Callable[[int], None]
 
 WAITS = (1.0, 4.0, 16.0)  # seconds before each further attempt
 INSTALL = "pip install 'erniekit[storage]'"
@@ -103,8 +104,11 @@ class ObjectFolder:
         """Write a small file, in the place of an earlier one."""
         self._try(f"write {joined(self.url, name)}", lambda: self._pipe(name, content))
 
-    def upload(self, path: Path, name: str) -> None:
+    def upload(self, path: Path, name: str, moved: Moved | None = None) -> None:
         """Copy a file of this machine to the store, in the place of an earlier one.
+
+        Args:
+            moved: called with the bytes of this file that have gone so far, as far as the store's library tells.
 
         Raises:
             FileNotFoundError: there is no such file here.
@@ -113,14 +117,18 @@ class ObjectFolder:
         def put() -> None:
             with path.open("rb"):  # so that what is missing here is not taken for an error of the store
                 pass
-            self.files.put_file(str(path), self._path(name))
+            self.files.put_file(str(path), self._path(name), **_counted(moved))
 
         self._try(f"upload {joined(self.url, name)}", put, passes=lambda: not path.exists())
 
-    def download(self, name: str, path: Path) -> None:
-        """Copy a file of the store to this machine."""
+    def download(self, name: str, path: Path, moved: Moved | None = None) -> None:
+        """Copy a file of the store to this machine. `moved`: as for `upload`."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._try(f"download {joined(self.url, name)}", lambda: self.files.get_file(self._path(name), str(path)))
+
+        def get() -> None:
+            self.files.get_file(self._path(name), str(path), **_counted(moved))
+
+        self._try(f"download {joined(self.url, name)}", get)
 
     def remove(self, name: str) -> None:
         """Remove a file, if it is there."""
@@ -191,6 +199,15 @@ def short_reason(error: BaseException) -> str:
     """Return an error of a library in one line, without secrets."""
     text = redacted(" ".join(str(error).split()))[:_CHARACTERS_SHOWN]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _counted(moved: Moved | None) -> dict[str, Any]:
+    """Return what makes the library of a store call `moved`."""
+    if moved is None:
+        return {}
+    from fsspec.callbacks import Callback
+
+    return {"callback": Callback(hooks={"moved": lambda size, value, **_: moved(value)})}
 
 
 def _stays(error: BaseException) -> bool:

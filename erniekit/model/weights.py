@@ -31,6 +31,7 @@ from erniekit.model.storage.tied_head import contents_with_head, specs_with_head
 from erniekit.model.storage.wrapped_weights import WrappedWeights
 from erniekit.model.tensor_parallel import TensorParallel
 from erniekit.model.vocabulary import NEW_ROWS
+from erniekit.progress import progress
 
 GENERATION_CONFIG_FILE = "generation_config.json"
 Weights = StoredWeights | WrappedWeights | GrownWeights
@@ -82,7 +83,8 @@ def load_weights(decoder: Decoder, source: Path | str | Weights) -> str:
     """
     stored = source if isinstance(source, Weights) else open_weights(decoder.config, source)
     architecture = decoder.config.architecture
-    for name, parameter in named_weights(decoder).items():
+    weights = named_weights(decoder)
+    for name, parameter in progress(weights.items(), "loading weights", len(weights), "tensors"):
         transposed = stored.is_transposed(name) != architecture.is_linear(name)
         axis = _file_axis(stored, name, decoder, transposed)
         allocate(parameter)

@@ -14,7 +14,7 @@ from erniekit.hub import fetched as module
 from erniekit.hub.cache import find_local_folder
 from erniekit.hub.download import find_model_folder
 from erniekit.hub.fetched import FETCHED, RUN_FILE, fetch, fetch_model, fetched, forget_models
-from erniekit.hub.object_store import ObjectFolder, StoreError, open_folder
+from erniekit.hub.object_store import Moved, ObjectFolder, StoreError, open_folder
 from erniekit.training.checkpoint.stored import upload_folder
 from tests.object_stores import sealed
 
@@ -33,9 +33,9 @@ def downloads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
     download = ObjectFolder.download
 
-    def counted(self: ObjectFolder, name: str, path: Path) -> None:
+    def counted(self: ObjectFolder, name: str, path: Path, moved: Moved | None = None) -> None:
         names.append(name)
-        download(self, name, path)
+        download(self, name, path, moved)
 
     monkeypatch.setattr(ObjectFolder, "download", counted)
     return names
@@ -62,7 +62,7 @@ def test_a_folder_comes_as_a_whole_and_goes_on_after_an_interruption(
         store.write(f"clips/{name}", name.encode())
     counted = ObjectFolder.download
 
-    def cut_off(self: ObjectFolder, name: str, path: Path) -> None:
+    def cut_off(self: ObjectFolder, name: str, path: Path, moved: Moved | None) -> None:
         if len(downloads) == 2:
             path.write_bytes(b"half")
             raise KeyboardInterrupt
@@ -86,7 +86,7 @@ def test_what_is_not_there(store: ObjectFolder, own_cache: Path) -> None:
 
 def test_a_file_that_is_being_written_is_refused(store: ObjectFolder, own_cache: Path, monkeypatch: Any) -> None:
     store.write("a", b"12345")
-    monkeypatch.setattr(ObjectFolder, "download", lambda self, name, path: path.write_bytes(b"123"))
+    monkeypatch.setattr(ObjectFolder, "download", lambda self, name, path, moved: path.write_bytes(b"123"))
     with pytest.raises(StoreError, match="3 bytes have come, and the store says 5"):
         fetch(f"{store.url}/a", own_cache)
 

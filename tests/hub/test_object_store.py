@@ -48,12 +48,12 @@ class _FailingFiles:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._files, name)
 
-    def put_file(self, *arguments: Any) -> None:
+    def put_file(self, *arguments: Any, **options: Any) -> None:
         self.asked += 1
         if self._left:
             self._left -= 1
             raise self._error
-        self._files.put_file(*arguments)
+        self._files.put_file(*arguments, **options)
 
 
 def upload_with(store: ObjectFolder, tmp_path: Path, times: int, error: Exception) -> _FailingFiles:
@@ -81,6 +81,15 @@ def test_a_store_that_goes_on_failing_is_told_without_secrets(
     assert files.failed.startswith(
         f"could not upload {store.url}/a: RuntimeError: POST https://h/x?X-Amz-Signature=*** with ***: 503\n"
     )
+
+
+def test_who_transfers_is_told_how_much_has_gone(store: ObjectFolder, tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(bytes(20_000_000))
+    up, down = list[int](), list[int]()
+    store.upload(tmp_path / "a", "a", up.append)
+    store.download("a", tmp_path / "b", down.append)
+    for told in (up, down):
+        assert len(told) > 2 and told == sorted(told) and told[-1] == 20_000_000
 
 
 @pytest.mark.parametrize("error", [PermissionError("Forbidden"), FileNotFoundError("The bucket does not exist")])

@@ -16,6 +16,7 @@ from pathlib import Path
 from erniekit.errors import CheckpointError
 from erniekit.hub.object_store import ObjectFolder, StoredFile, StoreError
 from erniekit.manifest import MANIFEST, Files, parse_manifest, problems, read_manifest
+from erniekit.progress import Progress
 from erniekit.training.checkpoint.atomic_folder import step_of, temp_folder_of
 from erniekit.training.checkpoint.manifest import sync
 
@@ -46,9 +47,12 @@ def upload_folder(
         store.remove(manifest)
     for old in _obsolete(name, files, earlier, present):
         store.remove(old)
-    for file, entry in files.items():
-        store.upload(folder / file, _join(name, file))
-        sent(entry["size"])
+    with Progress(f"uploading {name or 'the model'}", _megabytes(files), "MB") as shown:
+        for file, entry in files.items():
+            so_far = shown.parts(entry["size"], 1e-6)
+            store.upload(folder / file, _join(name, file), so_far)
+            so_far(entry["size"])
+            sent(entry["size"])
     if missing := _missing(name, files, store.list(name)):
         raise StoreError(f"{store.url}: {', '.join(missing[:3])} did not arrive whole, without an error of the store")
     store.write(manifest, content)
@@ -101,8 +105,11 @@ def fetch_checkpoint(store: ObjectFolder, name: str, target: Path, present: List
         if missing := _missing(name, files, present):
             return [f"{file} is missing there, or of another size" for file in missing]
         _check_room(store, name, files, temp_path)
-        for file in files:
-            store.download(_join(name, file), temp_path / file)
+        with Progress(f"downloading {name}", _megabytes(files), "MB") as shown:
+            for file, entry in files.items():
+                so_far = shown.parts(entry["size"], 1e-6)
+                store.download(_join(name, file), temp_path / file, so_far)
+                so_far(entry["size"])
         if found := problems(temp_path, hashes=True):
             return found
         for path in (*temp_path.rglob("*"), temp_path):
@@ -154,3 +161,7 @@ def _missing(name: str, files: Files, present: Listing) -> list[str]:
 
 def _join(name: str, file: str) -> str:
     return f"{name}/{file}" if name else file
+
+
+def _megabytes(files: Files) -> float:
+    return sum(entry["size"] for entry in files.values()) / 1e6
