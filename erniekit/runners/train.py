@@ -37,7 +37,7 @@ from erniekit.data.split import read_part
 from erniekit.data.templates.ernie import published_files
 from erniekit.data.units import SpokenText
 from erniekit.distributed.topology import Topology
-from erniekit.inference.speaking.text import measured_pace
+from erniekit.inference.speaking.pace import measured_pace
 from erniekit.launch.data_ahead import wait_for_data
 from erniekit.model.decoder import Decoder
 from erniekit.model.lora.lora import named_trainable_parameters
