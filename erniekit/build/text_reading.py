@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from erniekit.data.speech_text import FRONTENDS, TOKENIZER
@@ -17,10 +18,16 @@ TEXT_READING_FILE = "speech.json"
 
 
 class Pace(NamedTuple):
-    """How long data takes to say a text: `seconds_besides` + letters * `seconds_per_letter`."""
+    """How long data takes to say a text: `seconds_besides` + letters * `seconds_per_letter` + what its letters take
+    more or less than that.
+
+    Attributes:
+        letters: such seconds of each lower-case character that stands often enough in the data; others have none.
+    """
 
     seconds_per_letter: float
     seconds_besides: float = 0.0
+    letters: Mapping[str, float] = MappingProxyType({})
 
 
 class TextReading(NamedTuple):
@@ -28,7 +35,7 @@ class TextReading(NamedTuple):
 
     Attributes:
         frontend: a value of `text_frontend`.
-        pace: as `inference.speaking.text.measured_pace`; None: unknown.
+        pace: as `inference.speaking.pace.measured_pace`; None: unknown.
         tells_language: whether the model has been told the language of its texts (`language_probability`).
     """
 
@@ -41,7 +48,7 @@ def write_text_reading(folder: Path, reading: TextReading) -> None:
     """Write the file into a folder."""
     content = {
         "text_frontend": reading.frontend,
-        "pace": reading.pace and reading.pace._asdict(),
+        "pace": reading.pace and reading.pace._asdict() | {"letters": dict(reading.pace.letters)},
         "tells_language": reading.tells_language,
     }
     (folder / TEXT_READING_FILE).write_text(json.dumps(content) + "\n", encoding="utf-8")
@@ -63,14 +70,16 @@ def read_text_reading(folders: Sequence[Path]) -> TextReading | None:
             raise ValueError(f"text_frontend is {frontend!r:.60}")
         if pace is not None:
             pace = Pace(**pace)
-            if not (all(isinstance(each, float) for each in pace) and 0 < pace[0] < 100 and 0 <= pace[1] < 100):
+            seconds = [*pace[:2], *pace.letters.values()]
+            if not (all(isinstance(each, float) for each in seconds) and 0 < pace[0] < 100 and 0 <= pace[1] < 100):
                 raise ValueError(f"pace is {pace!r:.90}")
         if not isinstance(tells, bool):
             raise ValueError(f"tells_language is {tells!r:.60}")
-    except (OSError, ValueError, TypeError, LookupError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise DataError(
-            f"{path}: expected text_frontend, one of {', '.join(FRONTENDS)}, pace, null or seconds_per_letter and "
-            f"seconds_besides, and tells_language, true or false: {error}; put the file of the training back"
+            f"{path}: expected text_frontend, one of {', '.join(FRONTENDS)}, pace, null or seconds_per_letter, "
+            f"seconds_besides and letters, and tells_language, true or false: {error}; put the file of the training "
+            "back"
         ) from None
     return TextReading(frontend, pace, tells)
 

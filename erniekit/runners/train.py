@@ -37,7 +37,7 @@ from erniekit.data.split import read_part
 from erniekit.data.templates.ernie import published_files
 from erniekit.data.units import SpokenText
 from erniekit.distributed.topology import Topology
-from erniekit.inference.speaking.text import measured_pace
+from erniekit.inference.speaking.pace import measured_pace
 from erniekit.launch.data_ahead import wait_for_data
 from erniekit.model.decoder import Decoder
 from erniekit.model.lora.lora import named_trainable_parameters
@@ -52,6 +52,7 @@ from erniekit.training.evaluation import EvaluationResult, ExtraMetrics, evaluat
 from erniekit.training.objectives.objective import Objective
 from erniekit.training.optim.adamw import describe_decay
 from erniekit.training.result import TrainResult
+from erniekit.training.saving import RunFolder
 from erniekit.training.trainer import Trainer
 
 logger = logging.getLogger(__name__)
@@ -97,6 +98,19 @@ def run_training(config: Config) -> TrainResult:
         answers = None if held_out is None else build_generation_evaluator(config, tokenizer, template, mesh)
         if config.stage.reads_codes:
             _tell_codes(config, writes=ranks.is_main_process)
+        folder = RunFolder(
+            config=config,
+            identity=run_identity(config, model, data),
+            resolved_config=resolved_parameters(config, source.adapters, model_config),
+            parameters=parameters,
+            optimizer=optimizer,
+            write_model=writer.write,
+            write_checkpoint_model=write_checkpoint,
+            master_weights=master_weights,
+            shards=shards,
+            extra_state=objective.extra_state,
+            ranks=ranks,
+        )
         trainer = Trainer(
             model=model,
             parameters=parameters,
@@ -105,16 +119,11 @@ def run_training(config: Config) -> TrainResult:
             objective=objective,
             config=config,
             total_steps=data.total_steps,
-            identity=run_identity(config, model, data),
-            resolved_config=resolved_parameters(config, source.adapters, model_config),
-            write_model=writer.write,
-            write_checkpoint_model=write_checkpoint,
-            master_weights=master_weights,
+            folder=folder,
             run_evaluation=_evaluation(config, model, data, evaluation_objective, answers, ranks),
             callbacks=_callbacks(config) if ranks.is_main_process else (),
             commands=Commands.for_run(config.output_dir) if ranks.is_main_process else NO_COMMANDS,
             ranks=ranks,
-            shards=shards,
             initial_loss_scale=initial_loss_scale(config),
             loss_scale_bounds=loss_scale_bounds(config),
             read_steps=lambda first, stop: prefetch(data.plan, first, data.workers, stop),

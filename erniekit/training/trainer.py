@@ -5,52 +5,21 @@ from __future__ import annotations
 import logging
 import math
 import signal
-import socket
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 from paddle import Tensor
 from paddle.nn import Layer
 
 from erniekit.config import Config
-from erniekit.config.sections.checkpoint import moment_quantization, saves_asynchronously
-from erniekit.errors import CheckpointError, TrainingError
-from erniekit.manifest import problems
+from erniekit.errors import TrainingError
 from erniekit.training.callbacks import Callback, CallbackList, TrainingRun
-from erniekit.training.checkpoint.async_save import SYNC_SAVER, AsyncSaver, Saver, SyncSaver
-from erniekit.training.checkpoint.atomic_folder import (
-    checkpoint_name,
-    newest_complete,
-    publish_files,
-    write_folder,
-)
-from erniekit.training.checkpoint.master_weights import SEPARATE_MASTER_WEIGHTS, MasterWeightPolicy, has_master_weights
-from erniekit.training.checkpoint.quantized_state import FORMATS
-from erniekit.training.checkpoint.resume import RunIdentity, Start, check_identity, remove_superseded
-from erniekit.training.checkpoint.sharded import (
-    NO_SHARDS,
-    WEIGHTS,
-    CheckpointShards,
-    check_shared_filesystem,
-    has_same_layout,
-    local_shard_of,
-    sharded_kinds,
-)
-from erniekit.training.checkpoint.state import (
-    TrainerState,
-    changed_parameters,
-    copy_model_files,
-    load_identity,
-    load_optimizer,
-    load_state,
-    save_checkpoint,
-    write_config,
-)
+from erniekit.training.checkpoint.atomic_folder import checkpoint_name, newest_complete
+from erniekit.training.checkpoint.resume import Start
+from erniekit.training.checkpoint.state import TrainerState
 from erniekit.training.choices import (
     choose,
     describe_events,
@@ -78,6 +47,7 @@ from erniekit.training.objectives.objective import Objective
 from erniekit.training.optim.adamw import trainable_parameters
 from erniekit.training.optim.schedules import dropout_scale
 from erniekit.training.result import TrainResult, result_of
+from erniekit.training.saving import RunFolder
 from erniekit.training.step import NotFiniteError, StepResult, train_step
 
 logger = logging.getLogger(__name__)
@@ -108,15 +78,8 @@ class Trainer:
     objective: Objective
     config: Config
     total_steps: int
-    identity: RunIdentity
-    resolved_config: Mapping[str, Any]
-    write_model: Callable[[Path | None], None]  # puts model and tokenizer files into a folder; None: only gives
-    write_checkpoint_model: Callable[[Path | None], None] | None = None  # of checkpoints; default: write_model
-    master_weights: MasterWeightPolicy = (
-        SEPARATE_MASTER_WEIGHTS  # how checkpoints have the float32 copies of 16-bit weights
-    )
+    folder: RunFolder
     run_evaluation: Callable[[], EvaluationResult] | None = None  # on held-out data, where there is any
-    shards: CheckpointShards = NO_SHARDS  # what every rank writes of its own
     callbacks: Sequence[Callback] = ()
     commands: Commands = NO_COMMANDS  # asked on the first rank
     initial_loss_scale: float | None = None  # of a float16 run
@@ -127,9 +90,6 @@ class Trainer:
     ranks: Ranks = SINGLE_PROCESS
     state: TrainerState = field(default_factory=TrainerState, init=False)
     last_evaluation: EvaluationResult | None = field(default=None, init=False)
-    _saver: Saver = field(default=SYNC_SAVER, init=False)
-    _saved_step: int = field(default=-1, init=False)
-    _saved_choices: Mapping[str, Any] = field(default_factory=dict, init=False)  # those of the user then
     _stopped_by: int | None = field(default=None, init=False)
     _quit_requested: bool = field(default=False, init=False)
 
@@ -148,15 +108,16 @@ class Trainer:
         """
         try:
             self._begin(start)
-            with stop_signals() as request, self._saver:
+            with stop_signals() as request, self.folder.saver:
                 self._notify.on_train_begin(self._run_info())
                 self.model.train()
                 self._run_steps(request)
                 finished = self._is_finished()
                 if finished:
-                    self._save_final_model()
+                    self.folder.save_final_model(self.state)
                 else:
-                    self._save_on_stop()
+                    saves = self.config.checkpoint.save_strategy != "no" or self._quit_requested
+                    self.folder.save_on_stop(self.state, saves=saves)
             result = result_of(self.state, self.last_evaluation, None if finished else self._stopped_by)
             if finished:
                 self._notify.on_train_end(result)
@@ -178,61 +139,26 @@ class Trainer:
         return result
 
     def _run_info(self) -> TrainingRun:
-        folder = self.config.output_dir
-        return TrainingRun(folder.resolve().name, folder, self.resolved_config, self.state.step, self.total_steps)
+        path, resolved = self.folder.path, self.folder.resolved_config
+        return TrainingRun(path.resolve().name, path, resolved, self.state.step, self.total_steps)
 
     def _begin(self, start: Start) -> None:
         if self.initial_loss_scale is not None:
             floor, ceiling = self.loss_scale_bounds
             self.state.loss_scale = LossScale(self.initial_loss_scale, floor=floor, ceiling=ceiling)
         if start.checkpoint is not None:
-            for warning in check_identity(load_identity(start.checkpoint), self.identity, start.checkpoint):
-                logger.warning(warning)
-            for change in changed_parameters(start.checkpoint, self.resolved_config):
-                logger.info(f"changed since the checkpoint: {change}")
-            fresh, self.state = self.state, load_state(start.checkpoint)
+            fresh, self.state = self.state, self.folder.load(start.checkpoint)
             wanted, stored_scale = fresh.loss_scale, self.state.loss_scale
             self.state.loss_scale = (
                 wanted if wanted is None or stored_scale is None else stored_scale.within(wanted.floor, wanted.ceiling)
             )
             if self.state.events:
                 logger.info(f"{describe_events(self.state.events)}; `events clear` forgets them")
-            same_folder = start.checkpoint.resolve().parent == self.config.output_dir.resolve()
-            self._saved_step, self._saved_choices = self.state.step if same_folder else -1, self.state.choices
-            if self.config.checkpoint.ignore_load_lr_and_optim:
-                logger.info("ignore_load_lr_and_optim: AdamW starts with fresh moments, which is not bit-exact")
-            else:
-                stored = load_optimizer(
-                    start.checkpoint, self.optimizer, self.parameters, self.ranks, self.master_weights
-                )
-                if stored is not None:
-                    logger.warning(f"resuming is not bit-exact: {start.checkpoint} holds {stored}")
             if self._is_finished():
                 where = f"at step {self.state.step} of {self.total_steps}"
                 early = ", where it stopped early" if self._stops_early() else ""
                 logger.info(f"the checkpoint is {where}{early}: nothing to train")
-        section = self.config.checkpoint
-        moment_format = FORMATS.get(moment_quantization(section))
-        if moment_format is not None and not section.ignore_save_lr_and_optim:
-            logger.info(f"checkpoints hold {moment_format}: resuming from them is not bit-exact")
-        if self.shards.kinds and section.save_strategy != "no":
-            check_shared_filesystem(self.config.output_dir, self.ranks)
-        if self.master_weights.stored != "beside":
-            self._report_unused_option()
-        single_node = len(set(self.ranks.all_gather_object(socket.gethostname()))) == 1
-        if self.ranks.is_main_process:
-            limit, saved = section.save_total_limit, self._notify.on_save
-            self._saver = SyncSaver(limit, saved)
-            if saves_asynchronously(section):
-                seen_by_all = single_node or not self.shards.kinds
-                self._saver = AsyncSaver(limit, saved, shared_memory=seen_by_all)
-            remove_superseded(self.config.output_dir, start)
-            write_config(self.config.output_dir, self.resolved_config)
-
-    def _report_unused_option(self) -> None:
-        if not any(self.ranks.all_gather_object(has_master_weights(self.optimizer, self.parameters))):
-            word = "remove_master_weight" if self.master_weights.stored == "nowhere" else "skip_save_model_weight"
-            logger.info(f"{word} has no effect here: the weights are float32, without master weights")
+        self.folder.open(start, self._notify.on_save)
 
     def _run_steps(self, request: StopRequest) -> None:
         first, stop = self.state.step, self.total_steps
@@ -241,7 +167,7 @@ class Trainer:
         )
         with closing(read_steps(first, stop)) as steps:
             while not self._is_finished() and not self._should_stop(request):
-                self._saver.check()
+                self.folder.saver.check()
                 started = time.perf_counter()
                 result = self._step(next(steps))
                 result.totals.seconds = time.perf_counter() - started  # waiting for data included
@@ -274,8 +200,8 @@ class Trainer:
         elif command.step is not None or name not in ("save", "quit", "eval", "export", "status"):
             logger.info(choose(command, self.state, self.total_steps, self.config.training))
         elif name == "save":
-            self._save()
-            logger.info(f"save: {'writing' if self._saver.writing else 'saved'} {checkpoint_name(step)}")
+            self.folder.save(self.state)
+            logger.info(f"save: {'writing' if self.folder.saver.writing else 'saved'} {checkpoint_name(step)}")
         elif name == "quit":
             self._quit_requested = True
         elif name == "eval" and self.run_evaluation is None:
@@ -285,9 +211,9 @@ class Trainer:
         elif name == "eval":
             self.evaluate()
         elif name == "export":
-            self._export()
+            self.folder.export(self.state)
         else:
-            saved, writing = self._saved_step, bool(self._saver.writing)
+            saved, writing = self.folder.saved_step, bool(self.folder.saver.writing)
             logger.info(status_line(self.state, self.total_steps, self._learning_rate(), saved, writing))
 
     def _learning_rate(self) -> float:
@@ -351,7 +277,7 @@ class Trainer:
             self._execute(event)
         saves = happens(config.checkpoint.save_strategy, config.checkpoint.save_steps)
         if saves or (is_best and judged.load_best_model_at_end):
-            self._save()
+            self.folder.save(self.state)
 
     def _record(self, totals: Totals, latest: StepResult) -> dict[str, Any]:
         return {
@@ -373,96 +299,8 @@ class Trainer:
     def _stops_early(self) -> bool:
         return out_of_patience(self.state.best, self.config.evaluation)
 
-    def _best_folder(self, *, hashes: bool = False) -> Path | None:
-        """The checkpoint of the best evaluation, where it was saved and is complete; see `manifest.problems`."""
-        step = self.state.best.step
-        folder = None if step is None else self.config.output_dir / checkpoint_name(step)
-        complete = self.ranks.is_main_process and folder is not None and not problems(folder, hashes=hashes)
-        return folder if self.ranks.all_gather_object(complete)[0] else None  # others may not see the first rank's disk
-
-    def _save(self) -> None:
-        section, state = self.config.checkpoint, self.state
-        self._saver.wait()
-        best = self._best_folder()
-        save_checkpoint(
-            self.config.output_dir,
-            state,
-            identity=self.identity,
-            resolved_config=self.resolved_config,
-            write_model=self.write_checkpoint_model or self.write_model,
-            optimizer=None if section.ignore_save_lr_and_optim else self.optimizer,
-            parameters=self.parameters,
-            extra_state=self.objective.extra_state(),
-            moments=FORMATS.get(moment_quantization(section)),
-            ranks=self.ranks,
-            shards=self.shards,
-            master_weights=self.master_weights,
-            saver=self._saver,
-            keep=[best] if best else [],
-        )
-        if self._saved_step != state.step:  # otherwise the checkpoint has stayed as it was
-            self._saved_step, self._saved_choices = state.step, state.choices
-
-    def _export(self) -> None:
-        """Write the model as it is now into a folder of its own, which no limit of checkpoints removes."""
-        folder = self.config.output_dir / f"export-{self.state.step}"
-        self._saver.wait()
-        if self.ranks.is_main_process:
-            write_folder(folder, self._write_described_model)
-        else:
-            self.write_model(None)
-        logger.info(f"export: {folder} holds the model after step {self.state.step:,}")
-
-    def _write_described_model(self, folder: Path) -> None:
-        """Write the model, and the parameters of the run, which say how to use it."""
-        self.write_model(folder)
-        write_config(folder, self.resolved_config)
-
-    def _save_final_model(self) -> None:
-        self._saver.wait()
-        write, which = self.write_model, ""
-        best, folder = self.state.best, self._best_folder(hashes=self.config.evaluation.load_best_model_at_end)
-        if self.config.evaluation.load_best_model_at_end and best.step is not None and best.step != self.state.step:
-            shown = f"{checkpoint_name(best.step)}, where {best.metric} was best,"
-            is_sharded = self.ranks.is_main_process and folder is not None and WEIGHTS in sharded_kinds(folder)
-            is_sharded = self.ranks.all_gather_object(is_sharded)[0]  # others need not see the folder where it is whole
-            if folder is None:
-                logger.info(f"{shown} is not complete in {self.config.output_dir}: the last model is saved")
-            elif is_sharded and not has_same_layout(folder, self.ranks):
-                logger.info(f"{shown} was written by the ranks of another layout: the last model is saved")
-            else:
-                if is_sharded:
-                    self.shards.load_model(
-                        local_shard_of(folder, self.ranks)
-                    )  # then written as the last model would be
-                else:
-                    write = partial(copy_model_files, folder)
-                which = f" of step {best.step}, where {best.metric} was best ({best.value:.4g}),"
-        if self.ranks.is_main_process:
-            publish_files(self.config.output_dir, write)
-        elif write is self.write_model:
-            write(None)
-        logger.info(f"saved the model{which} to {self.config.output_dir}")
-
-    def _save_on_stop(self) -> None:
-        if self.config.checkpoint.save_strategy == "no" and not self._quit_requested:
-            logger.info(f"stopped after step {self.state.step}; nothing was saved, because save_strategy is no")
-            return
-        if self._saved_step != self.state.step:
-            self._save()
-        self._saver.wait()
-        if later := [name for name, value in self.state.choices.items() if value != self._saved_choices.get(name)]:
-            saved = checkpoint_name(self._saved_step)
-            what = " and ".join(f"`{name}`" for name in later)
-            logger.info(f"{saved} was saved before {what}: give the command again to the run that resumes from it")
-        logger.info(f"stopped after step {self.state.step}; continue with resume_from_checkpoint=true")
-
     def _not_finite(self, error: NotFiniteError, batches: Sequence[Any]) -> TrainingError:
         own = describe_micro_batches(error, batches, self.describe_sample)
-        try:
-            self._saver.wait()
-            unsaved = ""
-        except CheckpointError as failed:
-            unsaved = str(failed)
+        unsaved = self.folder.complete_last_checkpoint()
         newest, _ = newest_complete(self.config.output_dir)
         return not_finite_error(self.state, error, self.ranks.all_gather_object(own), newest, unsaved)

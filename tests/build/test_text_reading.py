@@ -13,7 +13,12 @@ from erniekit.errors import DataError
 
 
 @pytest.mark.parametrize(
-    "reading", [TextReading(), TextReading("characters", Pace(0.125, 0.25)), TextReading("phonemes", None, False)]
+    "reading",
+    [
+        TextReading(),
+        TextReading("characters", Pace(0.125, 0.25, {"a": 0.5, "\u00df": -0.25})),
+        TextReading("phonemes", None, False),
+    ],
 )
 def test_what_is_written_is_read(tmp_path: Path, reading: TextReading) -> None:
     assert read_text_reading([tmp_path]) is None
@@ -44,6 +49,7 @@ def damaged(**values: Any) -> str:
         damaged(pace="fast"),
         damaged(pace={"seconds_per_letter": -1.0, "seconds_besides": 0.0}),
         damaged(pace={"seconds_per_letter": 0.1, "seconds_besides": 0.0, "letters": 3}),
+        damaged(pace={"seconds_per_letter": 0.1, "seconds_besides": 0.0, "letters": {"a": "long"}}),
         damaged(tells_language="yes"),
         "[" * 10_000,
     ],

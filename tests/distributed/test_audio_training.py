@@ -46,10 +46,17 @@ ON_FOUR: dict[str, dict[str, Any]] = {
 SHORT = dict.fromkeys(("tp2 + sp", "pp2", "sharding3"), ("voxtral", "frozen encoder"))
 
 
-def check(layout: str, cases: tuple[str, ...]) -> None:
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Of what one process computes, once for all layouts."""
+    return str(tmp_path_factory.mktemp("alone"))
+
+
+def check(layout: str, cases: tuple[str, ...], results: str) -> None:
     chosen = {name: CASES[name] for name in cases}
     world, degrees = (2, LAYOUTS[layout]) if layout in LAYOUTS else (4, ON_FOUR[layout])
-    for found in run_ranks(audio.compare_all, world, timeout=300, world=world, degrees=degrees, cases=chosen):
+    job = {"world": world, "degrees": degrees, "cases": chosen, "results": results}
+    for found in run_ranks(audio.compare_all, world, timeout=300, **job):
         assert found.keys() == chosen.keys()
         for name, differences in found.items():
             assert max(differences["loss"], differences["weight"]) < 1e-9, (name, differences)
@@ -57,8 +64,8 @@ def check(layout: str, cases: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("layout", SHORT)
-def test_a_layout_gives_the_numbers_of_one_process(layout: str) -> None:
-    check(layout, SHORT[layout])
+def test_a_layout_gives_the_numbers_of_one_process(layout: str, results: str) -> None:
+    check(layout, SHORT[layout], results)
 
 
 @pytest.mark.slow
@@ -66,14 +73,14 @@ def test_a_layout_gives_the_numbers_of_one_process(layout: str) -> None:
     "layout",  # `sharding2` divides optimizer states as `sharding1` does, and gradients, too
     [pytest.param(each, marks=pytest.mark.exhaustive) if each == "sharding1" else each for each in LAYOUTS],
 )
-def test_every_other_way_of_training_on_every_layout(layout: str) -> None:
-    check(layout, tuple(name for name in CASES if name not in SHORT.get(layout, ())))
+def test_every_other_way_of_training_on_every_layout(layout: str, results: str) -> None:
+    check(layout, tuple(name for name in CASES if name not in SHORT.get(layout, ())), results)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", ON_FOUR)
-def test_layouts_of_four_ranks(layout: str) -> None:
-    check(layout, tuple(CASES))
+def test_layouts_of_four_ranks(layout: str, results: str) -> None:
+    check(layout, tuple(CASES), results)
 
 
 SHAPE: dict[str, Any] = {

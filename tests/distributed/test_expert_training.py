@@ -35,13 +35,19 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 REST = ("every rank has all experts, sequence", "mp", "data beside tensor")  # others hold each of their parts
 
 
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Of what one process computes, once for all layouts."""
+    return str(tmp_path_factory.mktemp("alone"))
+
+
 @pytest.mark.parametrize(
     "layout", [pytest.param(name, marks=[pytest.mark.exhaustive] * (name in REST)) for name in LAYOUTS]
 )
-def test_ranks_that_divide_experts_train_the_same_model(layout: str) -> None:
+def test_ranks_that_divide_experts_train_the_same_model(layout: str, results: str) -> None:
     degrees = LAYOUTS[layout]
     count = degrees.get("tensor", 1) * degrees.get("data", 1)
-    for differences in run_ranks(expert_training.compare, count, degrees=degrees, runs=RUNS):
+    for differences in run_ranks(expert_training.compare, count, degrees=degrees, runs=RUNS, results=results):
         for run, worst in zip(RUNS, differences, strict=True):
             too_large = {name: worst[name] for name, limit in MAY_DIFFER.items() if not worst[name] < limit}
             assert not too_large, (layout, run, worst)

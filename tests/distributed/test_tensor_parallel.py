@@ -47,14 +47,20 @@ def expect_equal(ranks: list[dict[str, dict[str, float]]], case: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def found() -> Callable[[bool], list[dict[str, dict[str, float]]]]:
+def results(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Of what one process computes, once for all layouts."""
+    return str(tmp_path_factory.mktemp("alone"))
+
+
+@pytest.fixture(scope="module")
+def found(results: str) -> Callable[[bool], list[dict[str, dict[str, float]]]]:
     """What two ranks have found of all cases, without the sequence divided or with it; one job for each."""
 
     @cache
     def run(sequence: bool) -> list[dict[str, dict[str, float]]]:
         degrees = {"tensor": 2, "sequence_parallel": sequence}
         cases = CASES if sequence else {**CASES, DROPOUT: {"hidden_dropout": 0.3}}
-        return run_ranks(layouts.check_all, 2, world=2, degrees=degrees, cases=cases)
+        return run_ranks(layouts.check_all, 2, world=2, degrees=degrees, cases=cases, results=results)
 
     return run
 
@@ -75,15 +81,16 @@ def test_copies_that_have_drifted_apart_are_made_equal(words: list[str]) -> None
     assert second["slice"] == [2.0, 2.0]
 
 
-def test_four_slices_compute_what_one_process_does() -> None:
-    model = {"num_attention_heads": 4, "num_key_value_heads": 4}
+def test_four_slices_compute_what_one_process_does(results: str) -> None:
+    cases = {"four": {"model": {"num_attention_heads": 4, "num_key_value_heads": 4}}}
     degrees = {"tensor": 4, "sequence_parallel": True}
-    expect_equal(run_ranks(layouts.check_all, 4, world=4, degrees=degrees, cases={"four": {"model": model}}), "four")
+    expect_equal(run_ranks(layouts.check_all, 4, world=4, degrees=degrees, cases=cases, results=results), "four")
 
 
-def test_slices_beside_other_samples() -> None:
+def test_slices_beside_other_samples(results: str) -> None:
     degrees = {"tensor": 2, "sequence_parallel": True}
-    expect_equal(run_ranks(layouts.check_all, 4, world=4, degrees=degrees, cases={"plain": {}}), "plain")
+    cases: dict[str, dict[str, Any]] = {"plain": {}}
+    expect_equal(run_ranks(layouts.check_all, 4, world=4, degrees=degrees, cases=cases, results=results), "plain")
 
 
 @pytest.mark.parametrize("sequence", [False, True], ids=["tp2", "tp2+sp"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from erniekit.training.collectives import forward_only_no_pipelining
 from erniekit.training.evaluation import evaluate
 from erniekit.training.objectives.objective import MicroBatchLoss, Objective
 from erniekit.training.optim.adamw import build_optimizer
+from erniekit.training.saving import RunFolder
 from erniekit.training.trainer import Trainer
 
 VOCABULARY, HIDDEN, PADDING = 17, 8, -100
@@ -204,7 +205,7 @@ def fake_config(output_dir: Path, **parameters: Any) -> Config:
 
 
 def fake_trainer(output_dir: Path, *, total_steps: int = 9, dropout: float = 0.3, **changes: Any) -> Trainer:
-    """A trainer over the fakes. `changes` are parameters, fields of Trainer, or `evaluation_plan`."""
+    """A trainer over the fakes. `changes` are parameters, fields of Trainer or of its folder, or `evaluation_plan`."""
     parameters = {name: changes.pop(name) for name in [*changes] if name in PARAMETERS}
     evaluation_plan = changes.pop("evaluation_plan", None)
     output_dir.mkdir(parents=True, exist_ok=True)
@@ -215,13 +216,22 @@ def fake_trainer(output_dir: Path, *, total_steps: int = 9, dropout: float = 0.3
         "optimizer": build_optimizer(model.named, TrainingParameters(weight_decay=0.1)),
         "plan": FakePlan(),
         "objective": FAKE_OBJECTIVE,
-        "identity": identity(),
-        "resolved_config": {"learning_rate": 0.05},
-        "write_model": model.save,
+        "config": fake_config(output_dir, **parameters),
+        "total_steps": total_steps,
     }
     if evaluation_plan is not None:
         parts["run_evaluation"] = lambda: evaluate(model, evaluation_plan, FAKE_OBJECTIVE)
-    return Trainer(**(parts | changes), config=fake_config(output_dir, **parameters), total_steps=total_steps)
+    folder_parts = {field.name for field in fields(RunFolder)} - {field.name for field in fields(Trainer)}
+    of_folder = {name: changes.pop(name) for name in [*changes] if name in folder_parts}
+    parts |= changes
+    shared = {name: parts[name] for name in ("config", "parameters", "optimizer", "ranks") if name in parts}
+    defaults = {
+        "identity": identity(),
+        "resolved_config": {"learning_rate": 0.05},
+        "write_model": model.save,
+        "extra_state": parts["objective"].extra_state,
+    }
+    return Trainer(**parts, folder=RunFolder(**(defaults | shared | of_folder)))
 
 
 class Recorder(Callback):

@@ -23,6 +23,7 @@ from erniekit.training.checkpoint.resume import Start, open_output_folder
 from erniekit.training.evaluation import evaluate
 from erniekit.training.objectives.objective import supervised
 from erniekit.training.optim.adamw import build_optimizer
+from erniekit.training.saving import RunFolder
 from erniekit.training.step import train_step
 from erniekit.training.trainer import Trainer
 
@@ -124,26 +125,34 @@ def make_trainer(output_dir: Path, dataset: Dataset, weights: Path | None, *call
     parameters = named_weights(model)
     plan = make_plan(dataset, packing=True, batch_size=2, accumulation=2)
     held_out = EvaluationPlan(dataset, max_seq_len=SEQUENCE, packing=True, greedy=True, window=1000, batch_size=3)
+    config = fake_config(
+        output_dir,
+        learning_rate=0.01,
+        save_strategy="steps",
+        save_steps=5,
+        logging_steps=1,
+        evaluation_strategy="steps",
+        eval_steps=3,
+        dropout_warmup_steps=3,
+    )
+    optimizer = build_optimizer(parameters, TrainingParameters(weight_decay=0.1))
+    folder = RunFolder(
+        config=config,
+        identity=identity(data_fingerprint=dataset.fingerprint),
+        resolved_config={},
+        parameters=parameters,
+        optimizer=optimizer,
+        write_model=lambda folder: save_model_folder(model, folder, []),
+    )
     return Trainer(
         model=model,
         parameters=parameters,
-        optimizer=build_optimizer(parameters, TrainingParameters(weight_decay=0.1)),
+        optimizer=optimizer,
         plan=plan,
         objective=supervised(),
-        config=fake_config(
-            output_dir,
-            learning_rate=0.01,
-            save_strategy="steps",
-            save_steps=5,
-            logging_steps=1,
-            evaluation_strategy="steps",
-            eval_steps=3,
-            dropout_warmup_steps=3,
-        ),
+        config=config,
         total_steps=10,
-        identity=identity(data_fingerprint=dataset.fingerprint),
-        resolved_config={},
-        write_model=lambda folder: save_model_folder(model, folder, []),
+        folder=folder,
         run_evaluation=lambda: evaluate(model, held_out, supervised()),
         callbacks=callbacks,
     )

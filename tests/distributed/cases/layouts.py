@@ -28,21 +28,28 @@ from erniekit.training.collectives import SINGLE_PROCESS, Ranks
 from erniekit.training.objectives.objective import supervised
 from erniekit.training.optim.adamw import build_optimizer
 from erniekit.training.step import train_step
+from tests.distributed.cases.single_process import shared_results
 from tests.model.tiny import tiny_config
 
-STEPS = 5
+STEPS = 3
 NORM, SLICE = "model.norm.weight", "model.layers.0.mlp.up_proj.weight"
 LENGTH = 24  # of a row
+WAYS = ("parallel_output", "recompute", "sum_in_backward", "skip_c_identity")  # that change no number
 
 
-def check_all(world: int, degrees: dict[str, Any], cases: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """`check` for several cases, by name."""
-    mesh = init_mesh(Topology.from_degrees(world, **degrees), timeout=60)
-    return {name: check(mesh, **case) for name, case in cases.items()}
+def check_all(
+    world: int, degrees: dict[str, Any], cases: dict[str, dict[str, Any]], results: str
+) -> dict[str, dict[str, float]]:
+    """`check` for several cases, by name; what one process computes is in the folder `results`, for all layouts."""
+    mesh = init_mesh(Topology.from_degrees(world, **degrees), timeout=120)
+    wanted = [{name: value for name, value in case.items() if name not in WAYS} for case in cases.values()]
+    alone = shared_results(mesh, results, wanted, _train_alone)
+    return {name: check(mesh, expected, **case) for (name, case), expected in zip(cases.items(), alone, strict=True)}
 
 
 def check(
     mesh: Mesh,
+    alone: dict[str, Any],
     model: dict[str, Any] | None = None,
     lora: dict[str, Any] | None = None,
     objective: dict[str, Any] | None = None,
@@ -52,13 +59,12 @@ def check(
     skip_c_identity: bool = False,
     hidden_dropout: float = 0.0,
 ) -> dict[str, float]:
-    """Train on the layout and alone; the largest differences of losses, norms and (relative) first gradients."""
-    options = {"model": model or {}, "lora": lora, "objective": objective or {}, "recompute": recompute}
-    options["hidden_dropout"] = hidden_dropout
-    ways = {"sum_in_backward": sum_in_backward, "skip_c_identity": skip_c_identity}
-    own = _train(mesh, parallel_output=parallel_output, **options, **ways)
-    alone = _train(SINGLE_PROCESS_MESH, parallel_output=True, **options)
-    architecture = tiny_config(**options["model"]).architecture
+    """Train on the layout; the largest differences of losses, norms and (relative) first gradients from `alone`."""
+    own = _train(
+        mesh, model or {}, lora, objective or {}, parallel_output, recompute, hidden_dropout, sum_in_backward,
+        skip_c_identity,
+    )  # fmt: skip
+    architecture = tiny_config(**(model or {})).architecture
     worst = {"loss": 0.0, "norm": 0.0, "gradient": 0.0}
     for (loss, norm), (expected_loss, expected_norm) in zip(own["steps"], alone["steps"], strict=True):
         worst["loss"] = max(worst["loss"], abs(loss - expected_loss))
@@ -73,15 +79,23 @@ def check(
     return worst
 
 
+def _train_alone(
+    model: dict[str, Any] | None = None,
+    lora: dict[str, Any] | None = None,
+    objective: dict[str, Any] | None = None,
+    hidden_dropout: float = 0.0,
+) -> dict[str, Any]:
+    return _train(SINGLE_PROCESS_MESH, model or {}, lora, objective or {}, hidden_dropout=hidden_dropout)
+
+
 def _train(
     mesh: Mesh,
-    *,
     model: dict[str, Any],
     lora: dict[str, Any] | None,
     objective: dict[str, Any],
-    parallel_output: bool,
-    recompute: bool,
-    hidden_dropout: float,
+    parallel_output: bool = True,
+    recompute: bool = False,
+    hidden_dropout: float = 0.0,
     sum_in_backward: bool = False,
     skip_c_identity: bool = False,
 ) -> dict[str, Any]:

@@ -23,9 +23,9 @@ def train(parameters: dict[str, Any]) -> dict[str, int]:
     """
     from erniekit.config import Config
     from erniekit.runners.train import run_training
-    from erniekit.training import trainer
+    from erniekit.training import saving
 
-    save, seen = trainer.save_checkpoint, {}
+    save, seen = saving.save_checkpoint, {}
 
     def watched(*arguments: Any, **named: Any) -> Any:
         named["ranks"].all_gather_object("")  # what ranks still send each other of the step has arrived
@@ -37,7 +37,7 @@ def train(parameters: dict[str, Any]) -> dict[str, int]:
         seen["tensors"] = sum(4 * int(parameter.size) for parameter in named["parameters"].values())
         return saved
 
-    with patch.object(trainer, "save_checkpoint", watched):
+    with patch.object(saving, "save_checkpoint", watched):
         run_training(Config.from_mapping(parameters, verb="train"))
     return seen
 

@@ -19,9 +19,9 @@ from erniekit.errors import ConfigurationError, DataError, UserError
 from erniekit.export.trained_model import PARAMETERS_FILE
 from erniekit.inference.sampling import Sampling
 from erniekit.inference.speaking import Piece, PreparedUtterance, Utterance, Voice, Written
+from erniekit.inference.speaking.pace import SpokenReference, estimated_frames
 from erniekit.inference.speaking.sound import SoundSettings
 from erniekit.inference.speaking.speaker import Speaking, SpeechModel
-from erniekit.inference.speaking.text import SpokenReference, estimated_frames
 from erniekit.model.lora.config import LoraSettings
 from erniekit.model.lora.lora import add_adapters, named_adapter_weights, save_adapters
 from tests.inference.speaking.speaker_folder import CODES, LEVELS, codec_folder, speaker_folder
