@@ -28,6 +28,7 @@ import numpy as np
 import workload
 from marked import BENCHMARKS, ROOT, measured_at, with_table
 from plots import new_plot, save_plot
+from rounds import counted
 
 sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent / "sides")]
 
@@ -206,7 +207,7 @@ def rounds_of(name: str, options: argparse.Namespace) -> list[dict[float, float]
     """Of every round: what grows -> seconds."""
     variables = {**os.environ, "OMP_NUM_THREADS": str(options.threads), "PYTHONPATH": str(ROOT)}
     found = []
-    for number in range(options.rounds):
+    for number in counted(range(options.rounds), name):
         command = [sys.executable, __file__, f"--one={name}", f"--number={number}", f"--folder={options.folder}"]
         done = subprocess.run(command, env=variables, stdout=subprocess.PIPE, text=True, check=True)
         found.append(dict(json.loads(done.stdout.splitlines()[-1])))

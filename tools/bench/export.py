@@ -26,6 +26,7 @@ from typing import Any
 
 from load import PEAK, spread, versions
 from marked import BENCHMARKS, ROOT, measured_at, with_table
+from rounds import counted
 
 sys.path.insert(0, str(ROOT))
 
@@ -182,7 +183,7 @@ def main() -> None:
     if python.exists():
         commands[PEER] = [str(python), "-c", MERGE, str(folder)]
     runs: dict[str, list[tuple[float, float]]] = {title: [] for title in commands}
-    for _ in range(options.rounds):
+    for _ in counted(range(options.rounds), "exporting"):
         for name in ("streamed", "exported", "split", "peer"):
             shutil.rmtree(folder / name, ignore_errors=True)
         for title, command in commands.items():

@@ -19,6 +19,8 @@ import sys
 import time
 from pathlib import Path
 
+from rounds import counted
+
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 SHAPES = {
@@ -76,7 +78,7 @@ def main() -> None:
     passed = [f"--{name}={getattr(options, name)}" for name in ("layers", "tokens", "steps")]
     seconds: dict[str, list[float]] = {side: [] for side in SIDES}
     peaks: dict[str, list[float]] = {side: [] for side in SIDES}
-    for _ in range(options.rounds):
+    for _ in counted(range(options.rounds), "memory of the host"):
         for side in SIDES:
             command = [sys.executable, __file__, "--work", side, *passed]
             run = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)

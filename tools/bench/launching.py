@@ -18,6 +18,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from rounds import counted
+
 CONFIG = "examples/configs/quickstart/sft.yaml"
 WORDS = ("max_steps=1", "warmup_steps=0", "do_eval=false", "save_strategy=no", "report_to=none", "disable_tqdm=true")
 SIGNS = {"ready": "ranks (", "ranks": "device: ", "joined": " records, ", "step 1": "step 1/1"}
@@ -61,7 +63,7 @@ def main() -> None:
     print(f"| | {' | '.join(columns)} |\n|---|{'---|' * len(columns)}")
     for title, words in starts().items():
         runs = []
-        for _ in range(repeats):
+        for _ in counted(range(repeats), title):
             with tempfile.TemporaryDirectory() as output:
                 Path(output, "paddle").mkdir()
                 runs.append(seconds(words, output))

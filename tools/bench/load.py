@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from marked import BENCHMARKS, ROOT, measured_at, with_table
+from rounds import counted
 
 sys.path.insert(0, str(ROOT))
 
@@ -143,7 +144,7 @@ def main() -> None:
     if (python := options.environments / "torch/bin/python").exists():
         sides["transformers"] = (str(python), PEER)
     runs: dict[tuple[str, str], list[Run]] = {}
-    for _ in range(options.repeats):
+    for _ in counted(range(options.repeats), "loading"):
         for name in (*CASES, RANDOM):
             extra = [str(options.tokens), *(["random"] if name == RANDOM else [])]
             own = options.folder / ("float32" if name == RANDOM else name)

@@ -24,6 +24,8 @@ import time
 from functools import partial
 from pathlib import Path
 
+from rounds import counted
+
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 SHAPES = {
@@ -143,7 +145,7 @@ def table(title: str, ways: list[str], options: argparse.Namespace) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads)}
     passed = [f"--{name}={getattr(options, name)}" for name in ("layers", "tokens", "steps")]
     passed += ["--dense"] * options.dense
-    for _ in range(options.rounds):
+    for _ in counted(range(options.rounds), title):
         for way in ways:
             command = [sys.executable, __file__, f"--work={way}", *passed]
             run = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)

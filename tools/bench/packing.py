@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 from marked import BENCHMARKS, ROOT, measured_at, with_table
+from rounds import counted
 
 sys.path.insert(0, str(ROOT))
 from erniekit.data.packing import Packs, concatenate_packs, pack_greedy, pack_sequential
@@ -137,7 +138,7 @@ def main() -> None:
         print(json.dumps(measure(Case(*json.loads(options.case)))))
         return
     figures: dict[Case, list[dict[str, float]]] = {case: [] for case in CASES}
-    for _ in range(options.rounds):
+    for _ in counted(range(options.rounds), "packing"):
         for case, runs in figures.items():
             runs.append(measured(case))
     lines = [

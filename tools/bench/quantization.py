@@ -19,6 +19,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from rounds import counted
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 CASES = [("none", True), ("weight_only_int8", True), ("weight_only_int4", True), ("nf4", True), ("fp8_linear", True)]
@@ -41,7 +43,7 @@ def main() -> None:
     write_model(options)
     columns = ["weights", "trained", "linear weights, MB", "relative error", "peak, loaded, MB", "peak, trained, MB"]
     print(f"| {' | '.join(columns)} | step, s |\n{'|---' * 7}|")
-    for algorithm, lora in CASES:
+    for algorithm, lora in counted(CASES, "quantization", "cases"):
         words = [sys.executable, __file__, *sys.argv[1:], "--case", json.dumps([algorithm, lora])]
         found = json.loads(subprocess.run(words, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
         error = f"{found['error']:.1e}" if found["error"] else "0"

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 from marked import BENCHMARKS, ROOT, measured_at, versions_in, with_table
 from product_rates import in_words, product_rates
+from rounds import counted
 from speaking_case import CODES, LEVELS, MODELS, TASKS, llm_config
 from tokenizers import Tokenizer
 from workers import Worker, make_model
@@ -113,7 +114,7 @@ def measure(words: str, model: str, options: argparse.Namespace) -> list[str]:
                 stack.callback(sides[name].close)
             compare(folder, task, sides)
             rounds: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
-            for _ in range(options.rounds):
+            for _ in counted(range(options.rounds), words):
                 for name, side in sides.items():
                     rounds[name].append(side.run(task=task, clock="process_time" if options.cpu else "perf_counter"))
         rows.append(row(words, model, task, rounds))

@@ -15,6 +15,7 @@ import subprocess
 import sys
 
 from marked import BENCHMARKS, ROOT, measured_at, with_table
+from rounds import counted
 
 VERBS = (
     ("erniekit --help", 0.10, ["--help"]),
@@ -52,7 +53,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="into docs/benchmarks.md")
     options = parser.parse_args()
     seconds: dict[str, list[float]] = {title: [] for title, _, _ in VERBS}
-    for number in range(options.repeats + 1):
+    for number in counted(range(options.repeats + 1), "starting"):
         for title, _, arguments in VERBS:
             used = processor_seconds(arguments)
             if number:

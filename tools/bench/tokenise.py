@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from marked import BENCHMARKS, ROOT, measured_at, versions_in, with_table
+from rounds import counted
 
 SIDES = Path(__file__).resolve().parent / "sides"
 TINY = ROOT / "examples/models/tiny-ernie"
@@ -108,7 +109,7 @@ def compare(workload: str, size: float, rounds: int, torch: Path | None) -> str:
         sides = [(sys.executable, "tokenise_ours.py")] + ([(str(torch), "tokenise_datasets.py")] if torch else [])
         cold: list[list[Figures]] = [[] for _ in sides]
         warm: list[list[Figures]] = [[] for _ in sides]
-        for number in range(rounds):
+        for number in counted(range(rounds), f"tokenising {workload}"):
             for side, (python, script) in enumerate(sides):
                 cache = folder / f"cache-{side}-{number}"
                 cold[side].append(run(python, script, model, path, cache))
