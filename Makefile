@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 SHELL := /bin/bash
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart quickstart-asr quickstart-units quickstart-tts test test-browser test-operators test-fast test-all parity oracle-5 fuzz lint docs site check-generated check-proofs smoke bench bench-serving bench-peers bench-profile bench-torch bench-speaking layouts validate-examples clean
+.PHONY: help every-extra quickstart quickstart-asr quickstart-units quickstart-tts test test-browser test-operators test-fast test-all parity oracle-5 fuzz lint docs site check-generated check-proofs smoke bench bench-serving bench-peers bench-profile bench-torch bench-speaking layouts validate-examples clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /  make \1\t/' | expand -t 26
@@ -51,6 +51,10 @@ $(VENV)/.docs: $(VENV)/.cpu pyproject.toml
 	@echo "Installing what builds the documentation site into $(VENV): 120 MB"
 	$(PIP) install --editable '.[cpu,docs]'
 	@touch $@
+
+every-extra: $(VENV)/.python ## install every extra at once, also those of the tests and of the documentation
+	$(PIP) install --editable '.[cpu,dev,docs]'
+	@touch $(VENV)/.cpu $(VENV)/.speech $(VENV)/.all $(VENV)/.dev $(VENV)/.docs
 
 quickstart: $(VENV)/.cpu ## create a virtual environment, train a tiny ERNIE on shipped data on the CPU, and ask it
 	$(BIN)/python tools/quickstart/run.py
