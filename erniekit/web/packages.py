@@ -6,7 +6,7 @@ import importlib.util
 
 from erniekit.errors import UserError
 
-PACKAGES = ("starlette", "uvicorn", "prometheus_client")
+PACKAGES = ("starlette", "uvicorn", "prometheus_client", "python_multipart")
 INSTALL = "pip install 'erniekit[server]'"
 
 
