@@ -98,6 +98,13 @@ def test_the_objective_decides_how_samples_are_drawn(drawing: Callable[..., Any]
     assert isinstance(drawing(), MaskedCodes) and isinstance(drawing(tts_objective="ar_nar"), ArNarCodes)
 
 
+@pytest.mark.proves("max_seq_len", "seed")
+@pytest.mark.parametrize("objective", ["masked", "ar_nar"])
+def test_the_longest_sample_and_the_seed_are_those_of_the_run(objective: str, drawing: Callable[..., Any]) -> None:
+    found = drawing(tts_objective=objective, max_seq_len=77, seed=5)
+    assert (found.max_seq_len, found.seed) == (77, 5)
+
+
 @pytest.mark.proves("condition_dropout")
 @pytest.mark.parametrize("share", [None, 0.0, 0.4])
 def test_as_many_samples_as_asked_lack_their_condition(share: Any, masked_draws: Any, ar_nar_draws: Any) -> None:
