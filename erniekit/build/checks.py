@@ -16,6 +16,7 @@ from erniekit.build.speech import holds_codes, with_codes
 from erniekit.build.tokenizer import check_vocabulary, unit_tokens_of
 from erniekit.build.vocabulary import with_added_tokens
 from erniekit.config import Config
+from erniekit.config.object_urls import is_url
 from erniekit.config.registry import PARAMETERS
 from erniekit.data import PLAN_VERSION
 from erniekit.data.templates.ernie import Template, chat_template
@@ -183,8 +184,8 @@ def local_weights(config: Config, folder: Path | None) -> Path | None:
         return Path(config.checkpoint.init_from_checkpoint).expanduser()
     if not config.basic.continue_training or folder is None:
         return None
-    fetched = chosen_hub(config) is not None and missing_files(folder, weights=True)
-    return None if fetched else folder
+    is_fetched = chosen_hub(config) is not None or is_url(config.basic.model_name_or_path)
+    return None if is_fetched and missing_files(folder, weights=True) else folder
 
 
 def check_weights(model_config: ModelConfig, folder: Path) -> None:
