@@ -156,6 +156,16 @@ def test_where_weights_come_from(
     assert checks.local_weights(make_config(**values), Path("model")) == (Path(expected) if expected else None)
 
 
+def test_weights_that_are_fetched_later_are_not_missed(make_config: Callable[..., Config], tmp_path: Path) -> None:
+    """Before a run begins, a model of a store is here without weights; a folder of this machine has to have them."""
+    (tmp_path / "config.json").write_text("{}")
+    of_store = make_config(model_name_or_path="file:///bucket/model", continue_training=True)
+    assert checks.local_weights(of_store, tmp_path) is None
+    assert checks.local_weights(make_config(continue_training=True), tmp_path) == tmp_path
+    (tmp_path / "model.safetensors").touch()
+    assert checks.local_weights(of_store, tmp_path) == tmp_path
+
+
 def test_a_reference_is_the_model_that_is_named(tiny_base: Path) -> None:
     own = ModelConfig.from_folder(tiny_base)
     assert checks.reference_config(_config(stage="DPO"), own) is None
