@@ -10,7 +10,7 @@ import fcntl
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from erniekit.build.local_paths import names_urls, with_local_paths
@@ -53,24 +53,23 @@ def stored_run(config: Config, *, writes: bool = True) -> Iterator[Config]:
         uploads = _open(local, url)
         logger.info(f"output: {url}; this run works in {local.output_dir}, and uploads from there")
         uploads.begin()
-        try:
-            yield local
-        except Exception as error:
+        with ExitStack() as at_once:
+            at_once.callback(uploads.abandon)  # where a signal ends the run, or the wait for the last uploads
+            failed: Exception | None = None
+            try:
+                yield local
+            except Exception as error:
+                failed = error
             try:
                 uploads.finish()
             except UserError as own:
+                if failed is None:
+                    at_once.pop_all()
+                    raise
                 logger.error(str(own))  # beside the error that ends the run
-            raise error
-        except BaseException:
-            uploads.abandon()
-            raise
-        try:
-            uploads.finish()
-        except UserError:
-            raise
-        except BaseException:  # a signal
-            uploads.abandon()
-            raise
+            at_once.pop_all()
+            if failed is not None:
+                raise failed
 
 
 def _uploads() -> bool:

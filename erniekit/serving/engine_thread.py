@@ -115,7 +115,7 @@ class EngineThread(Generic[Model]):
             raise StoppedError
         try:
             while (item := await ticket.items.get()) is not _END:
-                if isinstance(item, BaseException):
+                if isinstance(item, Exception):
                     raise item
                 yield item
         finally:
@@ -127,7 +127,7 @@ class EngineThread(Generic[Model]):
     def _run(self) -> None:
         try:
             model, self._scheduler = self._open()
-        except BaseException as error:  # of loading, for `start`
+        except Exception as error:  # of loading, for `start`
             self._opened.set_exception(error)
             return
         self._opened.set_result(model)
@@ -201,7 +201,7 @@ class EngineThread(Generic[Model]):
         else:
             _lay(ticket, _END)
 
-    def _end_all(self, error: BaseException) -> None:
+    def _end_all(self, error: Exception) -> None:
         """Tell everybody who waits that nothing comes any more; after StoppedError also those who come."""
         self._stopped = isinstance(error, StoppedError)
         tickets = list(self._tickets.values())

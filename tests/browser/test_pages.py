@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from playwright.sync_api import expect
 
 from tests.ui.conftest import CONFIGURATION
 
-expect = pytest.importorskip("playwright.sync_api").expect
 Open = Callable[..., Any]
 PAGES = ("configure", "data", "layout", "runs", "chat", "parameters")
 # Text against what is behind it, by the formula of WCAG 2; 4.5 is asked for.

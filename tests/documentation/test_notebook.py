@@ -9,7 +9,6 @@ import pytest
 
 from tests.documentation.commands import ROOT
 
-pytest.importorskip("nbclient", reason="the notebook needs the extra `dev`")
 _spec = importlib.util.spec_from_file_location("run_notebook", ROOT / "tools/docs/run_notebook.py")
 assert _spec is not None and _spec.loader is not None
 run_notebook = importlib.util.module_from_spec(_spec)

@@ -12,7 +12,6 @@ from erniekit.serving import grammar
 from erniekit.serving.served import Served
 from tests.serving.asking import ask
 
-pytest.importorskip("llguidance")
 CHAT = "/v1/chat/completions"
 SCHEMA = {
     "type": "object",

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
+import openai
 import pytest
 
 from erniekit.inference.engine import ChatModel
@@ -22,7 +23,6 @@ from erniekit.web.listen import allow_open_files
 from tests.serving.conftest import TINY_ERNIE
 from tests.tiny_runs import save_random_model
 
-openai = pytest.importorskip("openai")
 pytestmark = pytest.mark.slow
 KEY = "a key of this test".replace(" ", "-")
 QUESTION = [{"role": "user", "content": "What is 1 + 1?"}]
