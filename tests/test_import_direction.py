@@ -16,6 +16,7 @@ FLOORS = (
     ("cli",),
     ("ui",),
     ("runners",),
+    ("rewards",),
     ("serving",),
     ("inference",),
     ("export",),
