@@ -124,7 +124,7 @@ def open_function(program: Mapping[str, Any]) -> Callable[..., Any]:
         raise RefusedError(f"{name} in {_place(module)} is no function")
     if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
         raise RefusedError(f"{name} in {_place(module)} is a coroutine (`async def`); write a plain function")
-    return function  # type: ignore[no-any-return]
+    return function
 
 
 def _module_of(named: str) -> tuple[ModuleType, str]:
