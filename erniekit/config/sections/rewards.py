@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from erniekit.config.parameter import ConfigBuilder, parameter, rule, section
@@ -100,6 +101,17 @@ def read_range(argument: str) -> tuple[int, int]:
     return fewest, most
 
 
+def files_of(rewards: Iterable[str]) -> list[str]:
+    """Return the files that rewards read: schemas, and those of functions; of what is no reward, none."""
+    files = []
+    for text in rewards:
+        with suppress(ValueError):
+            declared = read_reward(text)
+            file = {"json_schema": declared.argument, "python": declared.argument.rpartition(":")[0]}
+            files.append(file.get(declared.kind, ""))
+    return [file for file in files if file]
+
+
 def _check_argument(kind: str, argument: str, text: str) -> None:
     what = f"`{text}`: {KINDS[kind].argument}"
     example = f"as in `{KINDS[kind].example}`"
@@ -139,14 +151,14 @@ class RewardParameters:
         "one has a comma in it.",
         kind=TEXTS,
         verbs=REWARD_VERBS,
-        example=("exact_match", "short=length:1-200"),
+        example=["exact_match", "short=length:1-200"],
     )
     reward_weights: tuple[float, ...] = parameter(
         (),
         "The weight of each of `rewards` in their sum, in the same order. Empty means 1 for each.",
         kind=OPTIONAL_NUMBERS,
         verbs=REWARD_VERBS,
-        example=(1.0, 0.2),
+        example=[1.0, 0.2],
     )
     reference_field: str = parameter(
         "",
