@@ -16,6 +16,7 @@ FLOORS = (
     ("cli",),
     ("ui",),
     ("runners",),
+    ("rollouts",),
     ("serving",),
     ("inference",),
     ("export",),
