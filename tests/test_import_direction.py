@@ -17,6 +17,7 @@ FLOORS = (
     ("ui",),
     ("runners",),
     ("rollouts",),
+    ("rewards",),
     ("serving",),
     ("inference",),
     ("export",),

@@ -33,6 +33,7 @@ from erniekit.config.sections.lora import LoraParameters
 from erniekit.config.sections.memory import MemoryParameters
 from erniekit.config.sections.moe import MoeParameters
 from erniekit.config.sections.precision import PrecisionParameters
+from erniekit.config.sections.rewards import RewardParameters
 from erniekit.config.sections.serving import ServingParameters
 from erniekit.config.sections.sft import SftParameters
 from erniekit.config.sections.speaking import SpeakingParameters
@@ -87,6 +88,7 @@ class Config:
     vocabulary: VocabularyParameters
     units: UnitParameters
     speech: SpeechParameters
+    rewards: RewardParameters
     generation: GenerationParameters
     codes: CodesParameters
     speaking: SpeakingParameters

@@ -100,6 +100,7 @@ STAGES: Mapping[str, Stage] = {
             learning_rate=1e-4,
             lora_learning_rate=1e-4,
         ),
+        Stage("GRPO", "dialogues", learning_rate=1e-6, lora_learning_rate=1e-5),
     )
 }
 ALL_STAGES = tuple(STAGES)

@@ -111,7 +111,7 @@ def test_advantages_are_those_of_trl() -> None:
     rewards = np.random.default_rng(1).normal(size=(3, 4))
     flat = torch.tensor(rewards.T.copy()).flatten()  # trl repeats the prompts: answer k of all prompts stand together
     scope = {"rlhf_reward": flat, "args": SimpleNamespace(rloo_k=4)}
-    exec(lines_of_rloo("rlhf_reward = rlhf_reward.reshape", "advantages = advantages.flatten"), scope)  # noqa: S102
+    exec(lines_of_rloo("rlhf_reward = rlhf_reward.reshape", "advantages = advantages.flatten"), scope)
     np.testing.assert_allclose(
         leave_one_out_advantages(rewards), scope["advantages"].reshape(4, 3).T.numpy(), rtol=1e-6, atol=1e-9
     )
@@ -123,7 +123,7 @@ def test_advantages_are_those_of_trl() -> None:
             "rewards": torch.tensor(rewards).flatten(), "torch": torch,
             "self": SimpleNamespace(num_generations=4, scale_rewards=scale),
         }  # fmt: skip
-        exec(textwrap.dedent("        " + body), scope)  # noqa: S102
+        exec(textwrap.dedent("        " + body), scope)
         found = group_advantages(rewards, scale=scale)
         np.testing.assert_allclose(found, scope["advantages"].reshape(3, 4).numpy(), rtol=1e-6, atol=1e-9)
 
@@ -135,7 +135,7 @@ def test_the_loss_of_rloo_is_that_of_trl() -> None:
         "torch": torch, "args": SimpleNamespace(cliprange=0.2), "mb_advantage": values["advantages"],
         "new_logprobs": torch.where(mask, new, 1.0), "mb_logprobs": torch.where(mask, values["old"], 1.0),
     }  # fmt: skip
-    exec(lines_of_rloo("new_ratio =", "pg_loss = pg_loss_max.mean"), scope)  # noqa: S102
+    exec(lines_of_rloo("new_ratio =", "pg_loss = pg_loss_max.mean"), scope)
     scope["pg_loss"].backward()
     flat = inputs()
     own_new = paddle.to_tensor(flat["new"][flat["mask"]], stop_gradient=False)

@@ -1,0 +1,1 @@
+"""Score answers: rewards by name, by functions of users in processes of their own, and by reward models."""
