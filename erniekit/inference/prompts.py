@@ -86,11 +86,23 @@ def _lines(path: Path) -> Iterator[Prompt | RecordProblem]:
 
 def _records(path: Path, media_dir: Sequence[str]) -> Iterator[Prompt | RecordProblem]:
     folders = media_folders(path, media_dir)
-    yield from parse_values(path, lambda line, value: _prompt(line, value, folders))
+    yield from parse_values(path, lambda line, value: prompt_of_record(line, value, folders))
 
 
-def _prompt(line: int, value: object, folders: Sequence[str]) -> Prompt:
-    mark = next((mark for mark in _COMPLETERS if isinstance(value, dict) and mark in value), None)
+def prompt_of_record(line: int, value: object, folders: Sequence[str], kind: str = "") -> Prompt:
+    """Return the prompt of one record.
+
+    Args:
+        folders: below which its recordings lie.
+        kind: the format that it must have; "" for any of dialogues.
+
+    Raises:
+        MalformedError: it is no record of a dialogue, or not of this format.
+    """
+    marks = _MARKS.get(kind, tuple(_COMPLETERS))
+    mark = next((mark for mark in marks if isinstance(value, dict) and mark in value), None)
+    if kind and mark is None:
+        raise MalformedError("record", f"an object with {' or '.join(marks)}, as {kind} has", shorten(value))
     if mark is not None and isinstance(value, dict):
         kind, complete = _COMPLETERS[mark]
     elif isinstance(value, dict) and is_asr_record(value):
@@ -158,6 +170,11 @@ def _completed_transcript(record: dict) -> tuple[dict, bool]:
     return (record if answered else {**record, TEXT_FIELDS[0]: _PLACEHOLDER_ANSWER}), answered
 
 
+# By the format that a user names: the fields of which its records have one.
+_MARKS = {
+    "erniekit": ("src",), "alpaca": ("instruction",), "messages": ("messages", "prompt"),
+    "sharegpt": ("conversations",), "prompt_completion": ("prompt",),
+}  # fmt: skip
 # By the field that tells a record's format: the format in which its completed form is parsed, and what completes it.
 _COMPLETERS: dict[str, tuple[str, Callable[[dict], tuple[dict, bool]]]] = {
     "messages": ("messages", _completed_messages),
