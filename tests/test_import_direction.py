@@ -16,6 +16,7 @@ FLOORS = (
     ("cli",),
     ("ui",),
     ("runners",),
+    ("rollouts",),
     ("rewards",),
     ("serving",),
     ("inference",),

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import paddle
 from paddle import Tensor
@@ -20,7 +20,7 @@ from erniekit.build.adapters import (
     refuse_other_checkpoint,
 )
 from erniekit.build.checks import batch_settings
-from erniekit.build.data import RunData
+from erniekit.build.data import DataParallelRank
 from erniekit.build.model import initial_weights
 from erniekit.build.precision import precision_identity
 from erniekit.config import Config
@@ -139,7 +139,16 @@ def load_own_shard(source: ModelSource, shards: CheckpointShards, ranks: Ranks) 
         shards.load_model(local_shard_of(source.sharded_checkpoint, ranks))
 
 
-def run_identity(config: Config, model: Decoder, data: RunData) -> RunIdentity:
+class IdentifiedData(Protocol):
+    """The data of a run, as far as its identity is concerned."""
+
+    @property
+    def plan(self) -> Any: ...  # has `.dataset.fingerprint`
+    @property
+    def dp_rank(self) -> DataParallelRank: ...
+
+
+def run_identity(config: Config, model: Decoder, data: IdentifiedData) -> RunIdentity:
     """Return the values that must not change when a run resumes.
 
     Data-parallel ranks and accumulation steps may change as long as their product stays the same.

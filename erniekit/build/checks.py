@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -285,8 +286,38 @@ def refuse_other_batches(config: Config, dp_world_size: int | None, checkpoint: 
         check_identity(stored, replace(stored, seed=config.training.seed, batches=batches), checkpoint)
 
 
+def check_groups(config: Config, dp_world_size: int) -> None:
+    """Raise ConfigurationError unless the answers of a rollout are whole groups."""
+    section, training = config.grpo, config.training
+    factors = {
+        "per_device_train_batch_size": training.per_device_train_batch_size,
+        "gradient_accumulation_steps": training.gradient_accumulation_steps,
+        "steps_per_generation": section.steps_per_generation,
+        "data-parallel ranks": dp_world_size,
+    }
+    answers = math.prod(factors.values())
+    if answers % section.num_generations:
+        product = " x ".join(f"{value} ({name})" for name, value in factors.items() if value > 1)
+        raise ConfigurationError(
+            f"{config.origin('num_generations')}: `num_generations: {section.num_generations}`: a rollout has "
+            f"{answers} answers{f', {product}' if product else ''}, which are no whole groups\n"
+            f"  Change one of them, so that the answers are a multiple of {section.num_generations}."
+        )
+
+
+def refuse_sampled_data(config: Config, what: str) -> None:
+    """Raise ConfigurationError if the samples of the stage are answers that nobody has given yet.
+
+    Args:
+        what: is impossible then, and what to do.
+    """
+    if config.stage.reads_prompts:
+        raise ConfigurationError(f"stage {config.stage.name}: its samples are answers of the model: {what}")
+
+
 def refuse_packed_data(config: Config) -> None:
     """Raise ConfigurationError if the data that is to be packed is packed already, or is drawn anew in each epoch."""
+    refuse_sampled_data(config, "there is nothing to pack before it trains\n  Train on the records themselves.")
     if config.stage.reads_codes:
         raise ConfigurationError(
             "stage TTS: its samples differ from epoch to epoch, so there is nothing to pack once and for all\n"

@@ -150,8 +150,8 @@ def _numbers(values: Iterable[float]) -> str:
 
 
 def freeze_mtp(model: Decoder) -> None:
-    """Freeze multi-token prediction layers, which preference losses do not train; weight decay would shrink them."""
+    """Freeze multi-token prediction layers, which the loss does not train; weight decay would shrink them."""
     if model.mtp:
         for parameter in model.mtp.parameters():
             parameter.stop_gradient = True
-        logger.info("multi-token prediction layers are frozen: preference losses do not train them")
+        logger.info("multi-token prediction layers are frozen: the loss of this stage does not train them")

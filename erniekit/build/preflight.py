@@ -15,6 +15,7 @@ from typing import Any
 from erniekit.build.adapters import adapter_plan, check_adapters, initial_adapters, refuse_other_checkpoint
 from erniekit.build.checks import (
     answering_folders,
+    check_groups,
     check_positions,
     check_scoring_libraries,
     check_tokenizer,
@@ -122,6 +123,8 @@ def _check_run(
         found.attempt(check_paths, config)
     folder, model = _check_model_folder(config, found)
     topology = found.attempt(topology_from, config, world_size)
+    if topology is not None and config.stage.reads_prompts and config.basic.do_train:
+        found.attempt(check_groups, config, topology.dp_world_size)
     notes: list[str] = []
     if model is not None:
         found.attempt(check_positions, config, model)

@@ -181,12 +181,21 @@ def log_prob_fn(config: Config, ranks: Ranks = SINGLE_PROCESS) -> ComputeLogps:
 
 
 def disabled_adapters_reference(
-    config: Config, model: Decoder, saved: TensorFiles, ranks: Ranks, *, fresh: bool
+    config: Config,
+    model: Decoder,
+    saved: TensorFiles,
+    ranks: Ranks,
+    *,
+    fresh: bool,
+    measure: ComputeLogps | None = None,
 ) -> AdapterReference:
     """Build the reference that is the trained model with its adapters disabled.
 
     If the adapters had an effect before the first step (they came from a folder, or PiSSA moved a part of the weights
     into them), the reference has the adapters that the run started from instead.
+
+    Args:
+        measure: computes the log-probabilities; None: those of pairs.
     """
     own = [name for name in named_adapter_weights(model) if name in saved.names]
     adapters = {name: paddle.to_tensor(saved.read(name)) for name in own}
@@ -196,20 +205,30 @@ def disabled_adapters_reference(
             adapters = clone_tensors(trained)
     what = "the adapters that the run started from" if adapters else "its adapters disabled"
     logger.info(f"reference: the same model with {what}")
-    return AdapterReference(model, log_prob_fn(config, ranks), adapters or None, ranks)
+    return AdapterReference(model, measure or log_prob_fn(config, ranks), adapters or None, ranks)
 
 
 def frozen_copy_reference(
-    config: Config, model: Decoder, saved: TensorFiles, ranks: Ranks, mesh: Mesh
+    config: Config,
+    model: Decoder,
+    saved: TensorFiles,
+    ranks: Ranks,
+    mesh: Mesh,
+    *,
+    measure: ComputeLogps | None = None,
 ) -> FrozenReference:
-    """Build the reference that is a frozen copy of the model that the run started from."""
+    """Build the reference that is a frozen copy of the model that the run started from.
+
+    Args:
+        measure: computes the log-probabilities; None: those of pairs.
+    """
     copy = open_reference_model(config, mesh)
     if saved.names:
         for weight_name, weight in named_weights(copy).items():
             weight.set_value(saved.read(weight_name))
     logger.info(f"reference: a frozen copy, {sum(weight.size for weight in named_weights(copy).values()):,} parameters")
     updated = config.dpo.ref_model_update_steps > 0
-    return FrozenReference(copy, model, log_prob_fn(config, ranks), updated=updated, ranks=ranks)
+    return FrozenReference(copy, model, measure or log_prob_fn(config, ranks), updated=updated, ranks=ranks)
 
 
 def precomputed_references(

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 Key = TypeVar("Key")
-RecordKind = Literal["text", "dialogues", "pairs", "codes"]
+RecordKind = Literal["text", "dialogues", "pairs", "codes", "prompts"]
 
 TOKEN_METRICS = ("eval_loss", "eval_perplexity", "eval_token_accuracy")
 PREFERENCE_METRICS = (
@@ -31,6 +31,7 @@ PREFERENCE_METRICS = (
 GENERATION_METRICS = (  # of answers to held-out dialogues
     "eval_exact_match", "eval_rouge1", "eval_rouge2", "eval_rougeL", "eval_bleu", "eval_wer", "eval_cer",
 )  # fmt: skip
+POLICY_METRICS = ("eval_reward", "eval_completion_len", "eval_completions_cut")  # and `eval_reward_NAME`
 SPEECH_METRICS = ("eval_loss", "eval_code_accuracy")
 SPOKEN_METRICS = ("eval_wer", "eval_cer", "eval_speaker_similarity")  # of held-out texts that are spoken
 
@@ -42,7 +43,8 @@ class Stage:
     Attributes:
         name: the value of the parameter `stage`.
         records: the contents of one record of its data: plain `text`, one of `dialogues`, or `pairs` of a preferred and
-            a rejected answer to the same prompt, or `codes` of a recording of a text.
+            a rejected answer to the same prompt, or `codes` of a recording of a text, or `prompts` that the model
+            answers.
         metrics: the metrics of an evaluation, one of which `metric_for_best_model` names.
         answer_metrics: those that it has, too, where `eval_answers` lets the model answer; () where it cannot.
         learning_rate: the default of `learning_rate` where all weights are trained.
@@ -75,8 +77,13 @@ class Stage:
 
     @property
     def reads_dialogues(self) -> bool:
-        """Whether its records are dialogues, or pairs of answers in one, which a chat template renders."""
-        return self.records in ("dialogues", "pairs")
+        """Whether its records are dialogues, pairs of answers in one, or prompts, which a chat template renders."""
+        return self.records in ("dialogues", "pairs", "prompts")
+
+    @property
+    def reads_prompts(self) -> bool:
+        """Whether its records are prompts, and its samples what the model answers."""
+        return self.records == "prompts"
 
 
 STAGES: Mapping[str, Stage] = {
@@ -100,7 +107,15 @@ STAGES: Mapping[str, Stage] = {
             learning_rate=1e-4,
             lora_learning_rate=1e-4,
         ),
-        Stage("GRPO", "dialogues", learning_rate=1e-6, lora_learning_rate=1e-5),
+        Stage(
+            "GRPO",
+            "prompts",
+            metrics=POLICY_METRICS,
+            answer_metrics=(),
+            learning_rate=1e-6,
+            lora_learning_rate=1e-5,
+            needs_reference=True,
+        ),
     )
 }
 ALL_STAGES = tuple(STAGES)

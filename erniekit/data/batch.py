@@ -78,6 +78,15 @@ ARRAY_SPECS: dict[str, ArraySpec] = {
     "codes": ArraySpec("int64", "BSC", -1),
     "code_labels": ArraySpec("int64", "BSC", IGNORE_INDEX),
     "code_part": ArraySpec("int8", "BS", 0),
+    # Of batches of sampled answers, at the positions that predict their tokens: the number of the answer in its batch;
+    # its advantage; the log-probabilities of the token where it was sampled, before the first update, and under the
+    # reference. Of each of P answers F figures, such as its reward.
+    "answer_of": ArraySpec("int32", "BS", -1),
+    "advantages": ArraySpec("float32", "BS", 0),
+    "sampled_logps": ArraySpec("float32", "BS", 0),
+    "old_logps": ArraySpec("float32", "BS", 0),
+    "reference_logps": ArraySpec("float32", "BS", 0),
+    "answer_figures": ArraySpec("float32", "PF", 0),
 }
 
 

@@ -14,6 +14,7 @@ from erniekit.distributed.mesh import Mesh
 from erniekit.model.architectures.architecture import Architecture
 from erniekit.model.local_tensors import LocalTensors, paddle_dtype, tensor_spec, to_numpy
 from erniekit.model.storage.safetensors import StoredTensor
+from erniekit.training.objectives.policy import ROLLOUT
 from erniekit.training.objectives.reference import REFERENCE_TABLES
 
 WRITER_RANK = 0  # the rank that gathers the tensors
@@ -25,7 +26,7 @@ def tp_shard_axis(architecture: Architecture, name: str) -> int | None:
     The tables of precomputed references, which checkpoints also hold, are no weights and are never sharded.
     """
     weight, _, state = name.partition("/")
-    if name in REFERENCE_TABLES:
+    if name in REFERENCE_TABLES or name.startswith(ROLLOUT):
         return None
     return None if state.endswith("pow_acc") else architecture.placement(weight).axis
 

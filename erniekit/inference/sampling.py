@@ -29,6 +29,7 @@ class Sampling:
     frequency_penalty: float = 0.0  # the same, once for each time that it stands there
     logit_bias: Sequence[tuple[int, float]] = ()  # a token, and what is added to its logit
     logprobs: int | None = None  # tell the probabilities of each token and of so many of the likeliest; None: none
+    tempered_logprobs: bool = False  # tell those after the temperature, which is above 0
 
     @property
     def keeps_the_likeliest(self) -> bool:

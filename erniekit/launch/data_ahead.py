@@ -48,6 +48,8 @@ def wait_for_data() -> None:
 
 def _is_worth_it(config: Config) -> bool:
     """Return whether the data seems new, there is a core for it, and this process can still be copied safely."""
+    if config.stage.reads_prompts:
+        return False
     can_fork = hasattr(os, "fork") and "paddle" not in sys.modules and threading.active_count() == 1
     alone = "PADDLE_TRAINER_ID" not in os.environ and not is_fetched(config)
     return can_fork and alone and usable_cores() > 1 and cached_step_count(config) is None

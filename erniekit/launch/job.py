@@ -132,6 +132,8 @@ def prepare(config: Config) -> None:
     """
     tokenizer, template = open_tokenizer(config)
     initial_weights(config)
+    if config.stage.reads_prompts:  # which are read, and not kept
+        return
     if config.basic.do_train:
         training_dataset(config, tokenizer, template)
     if evaluates(config) or not config.basic.do_train:

@@ -7,9 +7,9 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
-from erniekit.build.adapters import adapter_plan
+from erniekit.build.adapters import AdapterPlan, adapter_plan
 from erniekit.build.data import (
     broadcast_dataset_index,
     dp_rank_of,
@@ -27,6 +27,7 @@ from erniekit.data.templates.ernie import Template
 from erniekit.data.tokenizers.tokenizer import Tokenizer
 from erniekit.distributed.decoder_pipeline import PipelineParallelDecoder
 from erniekit.distributed.mesh import Mesh
+from erniekit.distributed.topology import Topology
 from erniekit.errors import ConfigurationError
 from erniekit.export.model_card import TRANSCRIPTS_RECORD
 from erniekit.inference.answer_eval import SAMPLES_FILE, GenerationEvaluator, read_samples, worst_transcripts
@@ -34,10 +35,14 @@ from erniekit.inference.error_rates import ERROR_RATES
 from erniekit.inference.sampling import Sampling
 from erniekit.inference.speaking.spoken_answers import SPEECH_FOLDER, SpokenAnswers, SpokenAnswerSettings
 from erniekit.model.decoder import Decoder
+from erniekit.rewards.rewards import open_rewards
+from erniekit.rollouts.prompts import evaluation_prompts
+from erniekit.runners.policy import reward_evaluation, texts_of
 from erniekit.runners.stages import stage_objectives
 from erniekit.terminal import escape_control_characters
 from erniekit.training.callbacks.files import EVALUATION_FILE, Results
 from erniekit.training.checkpoint.lock import locked
+from erniekit.training.collectives import Ranks
 from erniekit.training.evaluation import EvaluationResult, ExtraMetrics, evaluate
 
 logger = logging.getLogger(__name__)
@@ -58,23 +63,8 @@ def run_evaluation(config: Config) -> EvaluationResult:
     topology, rank = topology_and_rank(config, model_config)
     # first, so that no evaluation runs whose metrics cannot be written
     with locked(output_dir) if rank == 0 else nullcontext():
-        local_dataset = evaluation_dataset(config, tokenizer, template) if reads_data(config, topology, rank) else None
-        mesh = join_ranks(config, topology)
-        dataset = broadcast_dataset_index(config, mesh, local_dataset)
-        logger.info(str(dataset.report))
-        announce_dense_mask(config, evaluation=dataset)
-        model = open_model(config, weights, adapters=adapters, mesh=mesh)
-        ranks = evaluation_ranks(config, mesh, model)
-        generation_evaluator = build_generation_evaluator(config, tokenizer, template, mesh)
-        result = evaluate(
-            model,
-            evaluation_plan(config, dataset, dp_rank_of(config, mesh)),
-            stage_objectives(config).evaluation(config, model, ranks, mesh),
-            max_batches=config.evaluation.max_evaluate_steps,
-            describe_sample=dataset.location,
-            extra_metrics=generation_evaluator,
-            ranks=ranks,
-        )
+        evaluated = _evaluate_samples if not config.stage.reads_prompts else _evaluate_prompts
+        result, ranks, shows_answers = evaluated(config, topology, rank, weights, adapters, tokenizer, template)
         record = {"step": 0, "epoch": 0.0, **result.results(), **_of_transcripts(config, result)}
         covered = f"{result.batches} of {result.batches_available} batches, {result.seconds:.1f} s"
         trained = adapters.folder if adapters else None  # new adapters change nothing
@@ -83,10 +73,74 @@ def run_evaluation(config: Config) -> EvaluationResult:
             logger.info(line)
         if ranks.is_main_process:
             Results(output_dir).on_evaluate(record)
-        if generation_evaluator is not None and ranks.is_main_process:
+        if shows_answers and ranks.is_main_process:
             _show_samples(output_dir)
         logger.info(f"results: {output_dir / EVALUATION_FILE}")
     return result
+
+
+class _Evaluated(NamedTuple):
+    """What an evaluation has found, the ranks that took part, and whether there are answers with scores to show."""
+
+    result: EvaluationResult
+    ranks: Ranks
+    shows_answers: bool
+
+
+def _evaluate_samples(
+    config: Config,
+    topology: Topology,
+    rank: int,
+    weights: Path | None,
+    adapters: AdapterPlan | None,
+    tokenizer: Tokenizer,
+    template: Template | None,
+) -> _Evaluated:
+    """Evaluate on the samples of files."""
+    local_dataset = evaluation_dataset(config, tokenizer, template) if reads_data(config, topology, rank) else None
+    mesh = join_ranks(config, topology)
+    dataset = broadcast_dataset_index(config, mesh, local_dataset)
+    logger.info(str(dataset.report))
+    announce_dense_mask(config, evaluation=dataset)
+    model = open_model(config, weights, adapters=adapters, mesh=mesh)
+    ranks = evaluation_ranks(config, mesh, model)
+    generation_evaluator = build_generation_evaluator(config, tokenizer, template, mesh)
+    result = evaluate(
+        model,
+        evaluation_plan(config, dataset, dp_rank_of(config, mesh)),
+        stage_objectives(config).evaluation(config, model, ranks, mesh),
+        max_batches=config.evaluation.max_evaluate_steps,
+        describe_sample=dataset.location,
+        extra_metrics=generation_evaluator,
+        ranks=ranks,
+    )
+    return _Evaluated(result, ranks, generation_evaluator is not None)
+
+
+def _evaluate_prompts(
+    config: Config,
+    topology: Topology,
+    rank: int,
+    weights: Path | None,
+    adapters: AdapterPlan | None,
+    tokenizer: Tokenizer,
+    template: Template | None,
+) -> _Evaluated:
+    """Let the model answer held-out prompts, and score the answers by the rewards."""
+    del rank  # every rank reads the prompts
+    assert template is not None, "prompts are dialogues"
+    held_out = evaluation_prompts(config, tokenizer, template)
+    logger.info(str(held_out.report))
+    mesh = join_ranks(config, topology)
+    model = open_model(config, weights, adapters=adapters, mesh=mesh)
+    ranks, dp_rank = evaluation_ranks(config, mesh, model), dp_rank_of(config, mesh)
+    rewards = open_rewards(config)
+    try:
+        texts = texts_of(config, tokenizer, template)
+        result = reward_evaluation(config, held_out, rewards, texts, ranks, dp_rank)(model)
+    finally:
+        rewards.close()
+    return _Evaluated(result, ranks, shows_answers=False)
 
 
 def _of_transcripts(config: Config, result: EvaluationResult) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from statistics import mean
 from typing import TYPE_CHECKING
 
 from erniekit.build.adapters import adapter_plan
+from erniekit.build.checks import refuse_sampled_data
 from erniekit.build.data import audio_of_model, sample_limits, training_dataset
 from erniekit.build.model import begin, initial_weights, open_model
 from erniekit.build.sources import training_sources
@@ -65,6 +66,9 @@ def overfit_check(config: Config, *, seconds: float = SECONDS, steps: float = ma
     Raises:
         UserError: the configuration, the data, the model or the machine does not allow the run.
     """
+    refuse_sampled_data(
+        config, "--try has no sample to overfit\n  Try a rollout: max_steps=1, and read rollouts.jsonl."
+    )
     model_config, tokenizer, template = begin(config, writes_output=False)
     recording: RecordingToLearn | None = None
     batches: Iterator[Batch]

@@ -83,11 +83,16 @@ STAGES: Mapping[str, StageObjectives] = {
     "SFT": SUPERVISED,
     "DPO": PREFERENCE,
     "TTS": SPEECH,
-    "GRPO": SUPERVISED,  # a placeholder, until the branch wt-grpo brings its objective
 }
-assert STAGES.keys() == DECLARED.keys()
+# What a stage is made of whose samples are answers of the model: `runners/policy.py`.
+assert STAGES.keys() == {name for name, stage in DECLARED.items() if not stage.reads_prompts}
 
 
 def stage_objectives(config: Config) -> StageObjectives:
     """Return how the stage of a configuration builds its objectives."""
     return STAGES[config.stage.name]
+
+
+def prepare_model(config: Config, model: Decoder) -> None:
+    """Change what is trained of the model, before the optimizer is made."""
+    (freeze_mtp if config.stage.reads_prompts else stage_objectives(config).prepare_model)(model)

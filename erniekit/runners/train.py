@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
+from typing import cast
 
 from paddle import Tensor
 
@@ -34,21 +35,25 @@ from erniekit.build.text_reading import TextReading, read_text_reading, write_te
 from erniekit.config import Config
 from erniekit.data.loader import prefetch
 from erniekit.data.split import read_part
-from erniekit.data.templates.ernie import published_files
+from erniekit.data.templates.ernie import Template, published_files
+from erniekit.data.tokenizers.tokenizer import Tokenizer
 from erniekit.data.units import SpokenText
+from erniekit.distributed.mesh import Mesh
 from erniekit.distributed.topology import Topology
 from erniekit.inference.speaking.pace import measured_pace
 from erniekit.launch.data_ahead import wait_for_data
 from erniekit.model.decoder import Decoder
 from erniekit.model.lora.lora import named_trainable_parameters
+from erniekit.rollouts.collapse import CollapseWarnings
 from erniekit.runners.evaluate import build_generation_evaluator
-from erniekit.runners.stages import stage_objectives
+from erniekit.runners.policy import PolicyData, RunParts, plan_prompts, policy_run, read_prompts
+from erniekit.runners.stages import prepare_model, stage_objectives
 from erniekit.training.callbacks import Callback
 from erniekit.training.callbacks.defaults import default_callbacks
 from erniekit.training.checkpoint.resume import Start
 from erniekit.training.collectives import Ranks
 from erniekit.training.control import NO_COMMANDS, Commands
-from erniekit.training.evaluation import EvaluationResult, ExtraMetrics, evaluate
+from erniekit.training.evaluation import EvaluationResult, ExtraMetrics, Plan, evaluate
 from erniekit.training.objectives.objective import Objective
 from erniekit.training.optim.adamw import describe_decay
 from erniekit.training.result import TrainResult
@@ -71,17 +76,25 @@ def run_training(config: Config) -> TrainResult:
     topology, rank = topology_and_rank(config, model_config)
     with open_run_folder(config, rank) as local_start:
         wait_for_data()
-        local_data = open_local_data(config, tokenizer, template, topology, rank)  # before ranks wait for each other
+        # before ranks wait for each other
+        prompts = (
+            None if template is None or not config.stage.reads_prompts else read_prompts(config, tokenizer, template)
+        )
+        local_data = open_local_data(config, tokenizer, template, topology, rank) if prompts is None else None
         mesh = join_ranks(config, topology)
         start = with_checkpoint_here(config, Start.broadcast(local_start, mesh.all_gather_object))
-        data = plan_run_data(config, local_data, mesh)
-        held_out = None if data.evaluation_plan is None else data.evaluation_plan.dataset
-        announce_dense_mask(config, data.plan.dataset, held_out)
+        data: RunData | PolicyData
+        if prompts is not None:
+            data = plan_prompts(config, prompts, mesh)
+        else:
+            assert local_data is not None
+            data = plan_run_data(config, local_data, mesh)
+            held_out = None if data.evaluation_plan is None else data.evaluation_plan.dataset
+            announce_dense_mask(config, data.plan.dataset, held_out)
 
         source = model_source(config, model_config, start.checkpoint)
         model = open_model(config, source.weights, adapters=source.adapters, mesh=mesh)
-        stage = stage_objectives(config)
-        stage.prepare_model(model)
+        prepare_model(config, model)
         parameters = named_trainable_parameters(model)
         _describe_optimizer(config, parameters, topology)
         optimizer, ranks = optimizer_and_ranks(config, mesh, model, parameters)
@@ -94,8 +107,11 @@ def run_training(config: Config) -> TrainResult:
         if master_weights.stored == "as weights":
             write_checkpoint = partial(writer.write_master_weights, optimizer, parameters)
 
-        objective, evaluation_objective = stage.training(config, model, data, start.checkpoint, ranks, mesh)
-        answers = None if held_out is None else build_generation_evaluator(config, tokenizer, template, mesh)
+        if isinstance(data, PolicyData):
+            assert template is not None
+            parts = policy_run(config, model, data, tokenizer, template, start.checkpoint, ranks, mesh)
+        else:
+            parts = _of_samples(config, model, data, tokenizer, template, start.checkpoint, ranks, mesh)
         if config.stage.reads_codes:
             _tell_codes(config, writes=ranks.is_main_process)
         folder = RunFolder(
@@ -108,31 +124,55 @@ def run_training(config: Config) -> TrainResult:
             write_checkpoint_model=write_checkpoint,
             master_weights=master_weights,
             shards=shards,
-            extra_state=objective.extra_state,
+            extra_state=parts.objective.extra_state,
             ranks=ranks,
         )
         trainer = Trainer(
             model=model,
             parameters=parameters,
             optimizer=optimizer,
-            plan=data.plan,
-            objective=objective,
+            plan=cast(Plan, data.plan),  # of prompts: its steps come from `read_steps`
+            objective=parts.objective,
             config=config,
             total_steps=data.total_steps,
             folder=folder,
-            run_evaluation=_evaluation(config, model, data, evaluation_objective, answers, ranks),
+            run_evaluation=parts.run_evaluation,
             callbacks=_callbacks(config) if ranks.is_main_process else (),
             commands=Commands.for_run(config.output_dir) if ranks.is_main_process else NO_COMMANDS,
             ranks=ranks,
             initial_loss_scale=initial_loss_scale(config),
             loss_scale_bounds=loss_scale_bounds(config),
-            read_steps=lambda first, stop: prefetch(data.plan, first, data.workers, stop),
+            read_steps=parts.read_steps,
             relative_learning_rates=relative_learning_rates(
                 config, model_config, source.adapters.settings if source.adapters else None
             ),
             describe_sample=data.plan.dataset.location,
         )
-        return trainer.fit(start)
+        try:
+            return trainer.fit(start)
+        finally:
+            parts.close()
+
+
+def _of_samples(
+    config: Config,
+    model: Decoder,
+    data: RunData,
+    tokenizer: Tokenizer,
+    template: Template | None,
+    checkpoint: Path | None,
+    ranks: Ranks,
+    mesh: Mesh,
+) -> RunParts:
+    """Build what a run minimises over the samples of its files, and how it is evaluated."""
+    objective, of_evaluation = stage_objectives(config).training(config, model, data, checkpoint, ranks, mesh)
+    evaluates = data.evaluation_plan is not None
+    answers = build_generation_evaluator(config, tokenizer, template, mesh) if evaluates else None
+    return RunParts(
+        objective,
+        lambda first, stop: prefetch(data.plan, first, data.workers, stop),
+        _evaluation(config, model, data, of_evaluation, answers, ranks),
+    )
 
 
 def _tell_codes(config: Config, *, writes: bool) -> None:
@@ -195,4 +235,5 @@ def _evaluation(
 
 def _callbacks(config: Config) -> Sequence[Callback]:
     """Return the callbacks of the run; a tracker that only the default names may be missing."""
-    return default_callbacks(config.basic, skip_missing_trackers=not config.is_set("report_to"))
+    callbacks = default_callbacks(config.basic, skip_missing_trackers=not config.is_set("report_to"))
+    return [*callbacks, CollapseWarnings()] if config.stage.reads_prompts else callbacks

@@ -57,7 +57,7 @@ class EvaluationPlan(Plan, Protocol):
 class EvaluationResult:
     """Means over all target tokens of the batches that were run."""
 
-    loss: float
+    loss: float | None  # None where there is none, as of answers that are scored
     perplexity: float | None  # exp(loss); infinite if that overflows, None if it is meaningless
     metrics: dict[str, float]  # per unit, for example token_accuracy
     units: int

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from erniekit.config.parameter import ConfigBuilder, parameter, rule, section, when
+from erniekit.config.parameter import ConfigBuilder, Derived, parameter, rule, section, when
+from erniekit.config.sections.grpo import POLICY_LOSSES
 from erniekit.config.values import PATH_OR_URL
 
 REFERENCE_FREE_LOSSES = ("simpo", "orpo")
 SMOOTHED_LOSSES = ("sigmoid", "robust", "simpo")
 OFFSET_LOSSES = ("sigmoid", "robust")
+PREFERENCE_LOSSES = (
+    "sigmoid", "robust", "hinge", "ipo", "kto_pair", "simpo", "orpo", "dpop", "sppo_hard", "nca_pair",
+)  # fmt: skip
 MIN_ANSWER_TOKENS = 10  # tokens that a prompt always leaves to its answers, as upstream documents
 
 
@@ -18,19 +22,24 @@ class DpoParameters:
     """The loss over pairs of a preferred and a rejected answer, and its reference model."""
 
     beta: float = parameter(
-        0.1,
+        Derived("0.1; 0 for stage GRPO", lambda builder: (_default_beta(builder), ""), 0.1),
         "The factor of the log-probability differences in the loss. A larger beta keeps the model closer to the "
+        "reference. In stage GRPO it weighs the divergence from the reference, see `kl_estimator`; 0 needs no "
         "reference.",
-        above=0.0,
+        minimum=0.0,
+        stages=("DPO", "GRPO"),
         example=0.3,
     )
     loss_type: str = parameter(
-        "sigmoid",
-        "The preference loss. `sigmoid` is DPO's own, `robust` DPO for labels that may be swapped, `hinge` SLiC's; "
-        "the others are named after their papers. `simpo` and `orpo` take the mean log-probability over an answer's "
+        Derived("`sigmoid`; `grpo` for stage GRPO", lambda builder: (_default_loss(builder), ""), "sigmoid"),
+        "The loss of stage DPO or GRPO. `sigmoid` is DPO's own, `robust` DPO for labels that may be swapped, `hinge` "
+        "SLiC's; the others are named after their papers. `simpo` and `orpo` take the mean log-probability over an answer's "
         "tokens and need no reference; the others take the sum over its tokens, less the reference's. `orpo` "
-        "includes its SFT loss.",
-        choices=("sigmoid", "robust", "hinge", "ipo", "kto_pair", "simpo", "orpo", "dpop", "sppo_hard", "nca_pair"),
+        "includes its SFT loss. Of stage GRPO: `grpo` averages over the tokens of each answer, `dr_grpo` over "
+        "`max_completion_len`, `dapo` over all tokens of the step, `gspo` has the ratio of whole answers, `rloo` "
+        "compares an answer with the mean of the others, `reinforce++` with all answers of a rollout.",
+        choices=(*PREFERENCE_LOSSES, *POLICY_LOSSES),
+        stages=("DPO", "GRPO"),
         spellings={"or": "orpo"},
     )
     simpo_gamma: float = parameter(
@@ -53,8 +62,10 @@ class DpoParameters:
         2048,
         "The largest length of a prompt, at most `max_seq_len` - 10. The oldest turns of a longer prompt are removed "
         "and counted; its system text and last question stay. If these alone are too long, `over_length_policy` "
-        "applies to the pair.",
+        "applies to the pair. In stage GRPO it is at most `max_seq_len` - `max_completion_len`, and "
+        "`over_length_policy` says what becomes of longer prompts.",
         minimum=1,
+        stages=("DPO", "GRPO"),
         verbs=("train", "eval", "preview"),
         unit="tokens",
         example=1024,
@@ -106,6 +117,7 @@ class DpoParameters:
         "The reference model: a folder, or a name on the hub as for `model_name_or_path`. It must use the same "
         "tokenizer. Empty means the model that the run starts from.",
         kind=PATH_OR_URL,
+        stages=("DPO", "GRPO"),
         example="output/sft",
     )
     reference_model: str = parameter(
@@ -113,8 +125,10 @@ class DpoParameters:
         "Where the reference's log-probabilities come from; all choices give the same values. `adapters`: from the "
         "same model with its adapters disabled, for LoRA. `copy`: from a frozen copy, which takes the memory of the "
         "weights again. `precomputed`: those of every pair are computed once before the first step and kept on disk. "
-        "`auto`: `adapters` with LoRA; otherwise `precomputed`, or `copy` with `ref_model_update_steps`.",
+        "`auto`: `adapters` with LoRA; otherwise `precomputed`, or `copy` with `ref_model_update_steps` and in stage "
+        "GRPO, whose answers are not known before.",
         choices=("auto", "adapters", "copy", "precomputed"),
+        stages=("DPO", "GRPO"),
         verbs=("train",),
         example="copy",
     )
@@ -123,13 +137,22 @@ class DpoParameters:
         "Copy the trained model into the reference every this many optimizer steps. -1 never does.",
         minimum=-1,
         unit="optimizer steps",
+        stages=("DPO", "GRPO"),
         example=500,
     )
 
 
+def _default_beta(builder: ConfigBuilder) -> float:
+    return 0.0 if builder.stage.reads_prompts else 0.1
+
+
+def _default_loss(builder: ConfigBuilder) -> str:
+    return POLICY_LOSSES[0] if builder.stage.reads_prompts else PREFERENCE_LOSSES[0]
+
+
 def compares_with_reference(section: DpoParameters) -> bool:
     """Return whether the loss has a reference model."""
-    return not section.reference_free and section.loss_type not in REFERENCE_FREE_LOSSES
+    return section.beta > 0 and not section.reference_free and section.loss_type not in REFERENCE_FREE_LOSSES
 
 
 def reference_mode(section: DpoParameters, *, lora: bool) -> str:
@@ -140,7 +163,7 @@ def reference_mode(section: DpoParameters, *, lora: bool) -> str:
         return section.reference_model
     if lora and not section.ref_model_name_or_path:
         return "adapters"
-    return "copy" if section.ref_model_update_steps > 0 else "precomputed"
+    return "copy" if section.ref_model_update_steps > 0 or section.loss_type in POLICY_LOSSES else "precomputed"
 
 
 @rule("max_prompt_len", "max_seq_len", stages=("DPO",))
@@ -152,6 +175,19 @@ def prompt_leaves_space(builder: ConfigBuilder) -> None:
             builder.problem("max_seq_len", "leaves no room for a prompt and its answers", "write at least 11")
         else:
             builder.change("max_prompt_len", limit, f"max_seq_len is {builder['max_seq_len']}")
+
+
+@rule("loss_type", "beta", "stage")
+def the_loss_is_of_the_stage(builder: ConfigBuilder) -> None:
+    """`loss_type` is a loss of the stage; `beta` is above 0 in stage DPO."""
+    if builder["stage"] not in ("DPO", "GRPO"):
+        return
+    losses = POLICY_LOSSES if builder.stage.reads_prompts else PREFERENCE_LOSSES
+    if builder["loss_type"] not in losses:
+        what = f"`{builder['loss_type']}` is no loss of stage {builder['stage']}"
+        builder.problem("loss_type", what, f"write one of {', '.join(losses)}")
+    if builder.stage.reads_pairs and not builder["beta"]:
+        builder.problem("beta", "must be above 0", "write for example 0.1")
 
 
 @rule("ref_model_update_steps")
@@ -195,10 +231,13 @@ def options_fit_the_loss(builder: ConfigBuilder) -> None:
                 builder.no_effect(name, "because the loss has no reference")
 
 
-@rule("reference_model", "lora", "ref_model_update_steps", "ref_model_name_or_path", stages=("DPO",))
+@rule("reference_model", "lora", "ref_model_update_steps", "ref_model_name_or_path", stages=("DPO", "GRPO"))
 def reference_fits_the_training(builder: ConfigBuilder) -> None:
     """`reference_model`: `adapters` needs LoRA, `copy` is for all weights, `precomputed` is never updated."""
     mode, other = builder["reference_model"], builder["ref_model_name_or_path"]
+    if builder.stage.reads_prompts and mode == "precomputed":
+        builder.problem("reference_model", "answers are not known before they are sampled", "write `auto`")
+        return
     if mode == "adapters" and not builder["lora"]:
         builder.problem("reference_model", "there are no adapters to disable without `lora`", "write `auto`")
     if mode == "adapters" and other:
@@ -225,6 +264,15 @@ def reference_fits_the_training(builder: ConfigBuilder) -> None:
         )
 
 
+@rule("beta", "reference_model", "ref_model_name_or_path", "ref_model_update_steps", stages=("GRPO",), verbs=("train",))
+def no_reference_without_beta(builder: ConfigBuilder) -> None:
+    """In stage GRPO the parameters of the reference have no effect while `beta` is 0."""
+    if not builder["beta"]:
+        for name in ("reference_model", "ref_model_name_or_path", "ref_model_update_steps"):
+            if builder.differs(name):
+                builder.no_effect(name, "because beta is 0")
+
+
 SECTION = section(
     DpoParameters,
     key="dpo",
@@ -232,10 +280,12 @@ SECTION = section(
     verbs=("train", "eval"),
     stages=("DPO",),
     rules=(
+        the_loss_is_of_the_stage,
         prompt_leaves_space,
         reference_update_not_zero,
         some_loss_remains,
         options_fit_the_loss,
         reference_fits_the_training,
+        no_reference_without_beta,
     ),
 )

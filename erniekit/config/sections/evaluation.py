@@ -152,7 +152,9 @@ class EvaluationParameters:
         example="pocketsphinx",
     )
     metric_for_best_model: str = parameter(
-        "eval_loss",
+        Derived(
+            "`eval_loss`; `eval_reward` for stage GRPO", lambda builder: (builder.stage.metrics[0], ""), "eval_loss"
+        ),
         "The metric that `load_best_model_at_end` and early stopping compare. "
         f"{_by_stages(stages_by_metrics())}. With `eval_answers` also {_by_stages(stages_by_answer_metrics())}. "
         "`eval_` may be left out.",
@@ -203,7 +205,7 @@ class EvaluationParameters:
     )
 
 
-_GREATER = ("accuracy", "margin", "reward_chosen", "logps_chosen", "match", "rouge", "bleu", "similarity")
+_GREATER = ("accuracy", "margin", "reward", "logps_chosen", "match", "rouge", "bleu", "similarity")
 
 
 def _greater_is_better(metric: str) -> bool:

@@ -76,12 +76,14 @@ class Event(NamedTuple):
         finished: why the answer ends here: "stop", by a token that is not part of it; "length", with its last token;
             or "failed", because logits are not finite, while those of others may be; None: it goes on.
         logprobs: how probable the token was, where `Sampling.logprobs` asks for it.
+        ending: the token by which the model chose to stop, with the same; None: it goes on, or has no more room.
     """
 
     request: int
     token: int | None
     finished: Finish | None
     logprobs: TokenLogprobs | None = None
+    ending: tuple[int, TokenLogprobs | None] | None = None
 
 
 @dataclass(eq=False)
@@ -266,11 +268,14 @@ class Scheduler:
         token = sample_token(
             logits_V, sequence.tokens, request.sampling, sequence.generator, answered=sequence.answered
         )
-        if token in request.sampling.stop_token_ids:
-            self._finish(sequence)
-            return Event(sequence.id, None, "stop")
-        wanted = request.sampling.logprobs
+        sampling = request.sampling
+        wanted = sampling.logprobs
+        if wanted is not None and sampling.tempered_logprobs:
+            shown = shown / np.float32(sampling.temperature)
         logprobs = None if wanted is None else token_logprobs(shown, token, wanted)
+        if token in sampling.stop_token_ids:
+            self._finish(sequence)
+            return Event(sequence.id, None, "stop", ending=(token, logprobs))
         if request.constraint is not None:
             request.constraint.accept(token)
         sequence.tokens.append(token)

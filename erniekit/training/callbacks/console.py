@@ -21,6 +21,7 @@ _SHOWN = {
     "token_accuracy": ("accuracy", "{:.1%}"),
     "code_accuracy": ("code accuracy", "{:.1%}"),
     "text_accuracy": ("text accuracy", "{:.1%}"),
+    "reward": ("reward", "{:.4g}"),
     "reward_accuracy": ("reward accuracy", "{:.1%}"),
     "reward_margin": ("margin", "{:.3g}"),
     "exact_match": ("exact match", "{:.1%}"),

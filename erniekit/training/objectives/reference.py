@@ -27,9 +27,9 @@ from erniekit.model.lora.lora import named_adapter_weights, without_adapters
 from erniekit.model.weights import named_weights
 from erniekit.training.collectives import SINGLE_PROCESS, Ranks
 
-ReferenceLogps = tuple[
-    Tensor, Tensor
-]  # of a batch: summed log-probabilities of the chosen and the rejected answers, float32 [pairs]
+# of a batch of pairs: summed log-probabilities of the chosen and the rejected answers, float32 [pairs]; of a batch of
+# sampled answers: those of their tokens, float32 [tokens], alone
+ReferenceLogps = tuple[Tensor, ...]
 ComputeLogps = Callable[[Decoder, Sequence[Any]], Sequence[ReferenceLogps]]  # (model, batches)
 
 
