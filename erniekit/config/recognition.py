@@ -70,7 +70,7 @@ FILES = (
         4,
     ),
     ForeignFile(
-        "this is a file of verl, which trains by reinforcement learning; ERNIEKit's stages are PT, SFT, DPO and TTS",
+        "this is a file of verl; write stage: GRPO and rewards, one line each (docs/migrating.md has all words)",
         frozenset({"actor_rollout_ref", "algorithm", "critic", "reward_model"}),
     ),
     ForeignFile(
