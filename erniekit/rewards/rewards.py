@@ -94,6 +94,10 @@ def _opened(declared: DeclaredReward, section: RewardParameters) -> Reward:
         program = {declared.kind: _PROGRAMS[declared.kind](declared.argument)}
         limits = Limits(section.reward_time_limit, int(section.reward_memory_limit * 2**30))
         return ProcessReward(declared.name, program, limits, section.reference_field)
+    if declared.kind == "reward_model":
+        from erniekit.rewards.models import ModelReward  # needs Paddle, which the others do without
+
+        return ModelReward(declared.name, Path(declared.argument).expanduser())
     return _RuleReward(declared.name, _RULES[declared.kind](declared, section.reference_field))
 
 

@@ -54,6 +54,7 @@ KINDS: Mapping[str, RewardKind] = {
     "regex": RewardKind(r"regex:^The answer is \d+", "a regular expression", needs_argument=True),
     "json_schema": RewardKind("json_schema:schemas/answer.json", "the file of a JSON schema", needs_argument=True),
     "length": RewardKind("length:20-400", "the fewest and the most characters", needs_argument=True),
+    "reward_model": RewardKind("reward_model:output/rm", "the folder of a reward model", needs_argument=True),
     "python": RewardKind(
         "python:my_rewards.score", "a function, as MODULE.FUNCTION or FILE.py:FUNCTION", needs_argument=True
     ),
@@ -102,12 +103,13 @@ def read_range(argument: str) -> tuple[int, int]:
 
 
 def files_of(rewards: Iterable[str]) -> list[str]:
-    """Return the files that rewards read: schemas, and those of functions; of what is no reward, none."""
+    """Return the files and folders that rewards read: schemas, models, files of functions."""
     files = []
     for text in rewards:
         with suppress(ValueError):
             declared = read_reward(text)
-            file = {"json_schema": declared.argument, "python": declared.argument.rpartition(":")[0]}
+            read = declared.argument
+            file = {"json_schema": read, "reward_model": read, "python": declared.argument.rpartition(":")[0]}
             files.append(file.get(declared.kind, ""))
     return [file for file in files if file]
 
@@ -145,7 +147,8 @@ class RewardParameters:
         "What an answer is worth: one reward or several, whose weighted sum is learned from. `exact_match` is 1 where "
         "the answer is the record's reference answer, `numeric` where it ends in the same number (`numeric:0.01`: up "
         "to a relative error), `regex:PATTERN` where the pattern is found in it, `json_schema:FILE` where it is JSON "
-        "of that schema, `length:20-400` where it has so many characters, and less the further it is from that. "
+        "of that schema, `length:20-400` where it has so many characters, and less the further it is from that; "
+        "`reward_model:FOLDER` is the score of a model of stage RM. "
         "`python:MODULE.FUNCTION` and `python:FILE.py:FUNCTION` are functions of yours, which run in a process of "
         "their own. `NAME=` in front gives a reward another name, which two of one kind need. Write a YAML list where "
         "one has a comma in it.",
@@ -172,8 +175,8 @@ class RewardParameters:
     reward_time_limit: float = parameter(
         60.0,
         "How long a reward that runs in a process of its own (`python`, `regex`, `json_schema`) may take for the "
-        "answers of one step, and to start. After that it is ended, and the run ends with its name and the answer that "
-        "it was at. Raise it for functions that ask a service.",
+        "answers of one step or evaluation, and to start. After that it is ended, and the run ends with its name and "
+        "the answer that it was at. Raise it for functions that ask a service.",
         above=0.0,
         maximum=86_400.0,
         unit="seconds",
