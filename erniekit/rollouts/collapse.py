@@ -43,8 +43,8 @@ class CollapseWarnings(Callback):
         found = dict.fromkeys(("entropy", "length", "cut", "equal", "gradient"), "")
         if entropy < ENTROPY_LEFT * entropy_before:
             found["entropy"] = (
-                f"the entropy has fallen from {entropy_before:.3g} to {entropy:.3g}: the answers to a prompt become the "
-                "same, and nothing more is learned; lower learning_rate, or raise clip_ratio_high, beta or "
+                f"the entropy has fallen from {entropy_before:.3g} to {entropy:.3g}: the answers to a prompt become "
+                "the same, and nothing more is learned; lower learning_rate, or raise clip_ratio_high, beta or "
                 "rollout_temperature"
             )
         if not LENGTHS[0] * length_before <= length <= LENGTHS[1] * length_before:

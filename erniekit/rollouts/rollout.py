@@ -96,9 +96,9 @@ class Rollout:
             labels = np.full(len(ids) - 1, IGNORE_INDEX, np.int32)
             if not self.masked[answer]:
                 labels[first:] = ids[first + 1 :]
-            arrays = {"answer_of": np.where(labels != IGNORE_INDEX, number, -1).astype(np.int32)}
+            arrays: dict[str, np.ndarray] = {"answer_of": np.where(labels != IGNORE_INDEX, number, -1).astype(np.int32)}
             for name in per_token:
-                values = np.zeros(len(labels), np.float32)
+                values: np.ndarray = np.zeros(len(labels), np.float32)
                 if len(own := getattr(self, name)):
                     values[first:] = own[starts[answer] : starts[answer + 1]]
                 arrays[name] = values

@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -369,7 +370,7 @@ class RolloutSteps:
                 paddle.to_tensor(each.astype(np.float64)) for each in (rollout.old_logps, rollout.reference_logps)
             )
             penalties = self.config.dpo.beta * estimate(old, reference).numpy()
-        own = [penalties[start:stop] for start, stop in zip(starts[:-1], starts[1:], strict=True)]
+        own = [penalties[start:stop] for start, stop in pairwise(starts)]
         if loss == "reinforce++":
             return np.concatenate(rollout_advantages(rewards.reshape(-1), own))
         if loss == "rloo":
@@ -412,4 +413,4 @@ def with_reference_state(steps: RolloutSteps, reference: Reference | None) -> Ca
 
 def without_rollout(saved: TensorFiles) -> TensorFiles:
     """Return the tensors of a checkpoint that are the reference's."""
-    return saved._replace(names=[name for name in saved.names if not name.startswith(ROLLOUT)])
+    return saved._replace(names=tuple(name for name in saved.names if not name.startswith(ROLLOUT)))

@@ -1,4 +1,4 @@
-"""What a run of stage GRPO is made of: prompts, rewards, the reference, the objective, and the steps that it samples."""
+"""What a run of stage GRPO is made of: prompts, rewards, the reference, the objective, the steps that it samples."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from erniekit.build.checks import check_dense_mask, dense_mask_size
+from erniekit.build.checks import check_dense_mask, dense_mask_size, refuse_sampled_data
 from erniekit.build.data import (
     DataParallelRank,
     audio_of_model,
@@ -25,6 +25,7 @@ from erniekit.data.recording_report import RecordingReport, check_recordings
 from erniekit.data.sampler import StepPlan
 from erniekit.data.tokenizers.tokenizer import Tokenizer
 from erniekit.errors import DataError
+from erniekit.rollouts.prompts import evaluation_prompts, training_prompts
 from erniekit.runners.preview_rows import Part, PreviewedRow, previewed_rows
 from erniekit.training.optim.schedules import check_schedule_fits
 
@@ -138,6 +139,7 @@ def _row_data(row: PreviewedRow) -> dict[str, Any]:
 
 
 def _opened(config: Config) -> tuple[Tokenizer, Dataset, StepPlan]:
+    refuse_sampled_data(config, "there are no packs to show\n  A run keeps its answers in rollouts.jsonl.")
     preflight(config)
     tokenizer, template = open_tokenizer(config)
     dataset = training_dataset(config, tokenizer, template)
@@ -157,6 +159,8 @@ def data_summary(config: Config, dp_world_size: int = 1) -> str:
     Raises:
         UserError: the tokenizer or the data cannot be used.
     """
+    if config.stage.reads_prompts:
+        return _prompts_summary(config)
     heard = _listen(config)
     summary, errors = "", []
     try:
@@ -170,6 +174,16 @@ def data_summary(config: Config, dp_world_size: int = 1) -> str:
     if errors:
         raise DataError("\n".join([*errors, *heard.lines()]))
     return "\n".join([summary, *heard.lines()])
+
+
+def _prompts_summary(config: Config) -> str:
+    """Return the counts of the prompts of each part of the data."""
+    tokenizer, template = open_tokenizer(config)
+    assert template is not None, "prompts are dialogues"
+    lines = [str(training_prompts(config, tokenizer, template).report)] if _reads_training(config) else []
+    if _reads_evaluation(config):
+        lines.append(f"evaluation: {evaluation_prompts(config, tokenizer, template).report}")
+    return "\n".join(lines)
 
 
 def _listen(config: Config) -> RecordingReport:
@@ -215,6 +229,8 @@ def longest_sample(config: Config) -> int | None:
     Raises:
         UserError: the tokenizer or the data cannot be used.
     """
+    if config.stage.reads_prompts:
+        return None
     if not config.basic.do_train:
         return None
     return int(training_dataset(config, *open_tokenizer(config)).longest.max())

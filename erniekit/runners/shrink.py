@@ -31,6 +31,7 @@ LAYERS = 4
 DATA = {  # of each kind of records: files to train and to evaluate on, and their type
     "text": ("text-train", "text-train", "text"),
     "dialogues": ("sft-train", "sft-eval", "erniekit"),
+    "prompts": ("sft-train", "sft-eval", "erniekit"),
     "pairs": ("preference-train", "preference-eval", "erniekit"),
 }
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
@@ -231,9 +232,13 @@ def _short_run(config: Config) -> dict[str, Any]:
     """Two steps of short rows; what is due every so many steps is due after each. What has no effect stays."""
     training = config.training
     length = 256 if config.stage.reads_pairs else 128
+    rows = 2 if config.stage.reads_prompts else min(training.per_device_train_batch_size, 2)  # a group at least
     further: dict[str, Any] = {}
     if config.applies("max_prompt_len"):
         further["max_prompt_len"] = min(config.dpo.max_prompt_len, length // 2)
+    if config.stage.reads_prompts:
+        further |= {"num_generations": 2, "max_completion_len": 16, "steps_per_generation": 1}
+        further["overlong_buffer"] = min(config.grpo.overlong_buffer, 16)
     if config.lora.lora:
         further["lora_rank"] = min(config.lora.lora_rank, 4)
     if config.acceleration.batch_tokens:
@@ -249,7 +254,7 @@ def _short_run(config: Config) -> dict[str, Any]:
         "warmup_steps": 0,
         "logging_steps": 1,
         "max_seq_len": length,
-        "per_device_train_batch_size": min(training.per_device_train_batch_size, 2),
+        "per_device_train_batch_size": rows,
         "gradient_accumulation_steps": min(training.gradient_accumulation_steps, 4),
     }
 

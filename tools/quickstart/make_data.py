@@ -25,6 +25,7 @@ from generated import write_or_check
 SEED = 20
 TRAIN_PER_TASK = 1500
 EVAL_PER_TASK = 40
+REWARDED_EVAL = 200  # further additions, which no other file has
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 MONTHS = {
     "January": 31, "February": 28, "March": 31, "April": 30, "May": 31, "June": 30,
@@ -182,10 +183,15 @@ def build() -> dict[str, list[dict[str, object]]]:
     draw.shuffle(held_out)
     turns = [two_turn_record(first, second) for first, second in zip(train[:400], train[400:800], strict=True)]
     records: list[dict[str, object]] = [sft_record(question) for question in train] + turns
+    known = EVAL_PER_TASK + TRAIN_PER_TASK
+    further = distinct_questions(addition, known + REWARDED_EVAL, f"{SEED}/addition")[known:]
+    rewarded = [question for question in train if question.task == "addition"]
     draw.shuffle(records)
     return {
         "sft-train.jsonl": records,
         "sft-eval.jsonl": [sft_record(question) for question in held_out],
+        "grpo-train.jsonl": [sft_record(question) for question in rewarded],
+        "grpo-eval.jsonl": [sft_record(question) for question in further],
         "preference-train.jsonl": [preference_record(question) for question in train[:2000]],
         "preference-eval.jsonl": [preference_record(question) for question in held_out],
         "text-train.jsonl": [dict(text_record(question)) for question in train[:3000]],

@@ -33,8 +33,8 @@ class DpoParameters:
     loss_type: str = parameter(
         Derived("`sigmoid`; `grpo` for stage GRPO", lambda builder: (_default_loss(builder), ""), "sigmoid"),
         "The loss of stage DPO or GRPO. `sigmoid` is DPO's own, `robust` DPO for labels that may be swapped, `hinge` "
-        "SLiC's; the others are named after their papers. `simpo` and `orpo` take the mean log-probability over an answer's "
-        "tokens and need no reference; the others take the sum over its tokens, less the reference's. `orpo` "
+        "SLiC's; the others are named after their papers. `simpo` and `orpo` take the mean log-probability over an "
+        "answer's tokens and need no reference; the others take the sum over its tokens, less the reference's. `orpo` "
         "includes its SFT loss. Of stage GRPO: `grpo` averages over the tokens of each answer, `dr_grpo` over "
         "`max_completion_len`, `dapo` over all tokens of the step, `gspo` has the ratio of whole answers, `rloo` "
         "compares an answer with the mean of the others, `reinforce++` with all answers of a rollout.",
