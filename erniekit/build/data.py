@@ -69,6 +69,7 @@ def data_fingerprint_of(config: Config, tokenizer: Tokenizer, template: Template
         template.fingerprint if template else None,
         config.stage.reads_pairs,
         "" if audio is None else hashlib.blake2b(repr(audio.fingerprint).encode(), digest_size=8).hexdigest(),
+        config.stage.reads_verdicts,
     )
 
 

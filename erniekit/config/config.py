@@ -29,6 +29,7 @@ from erniekit.config.sections.dpo import DpoParameters
 from erniekit.config.sections.evaluation import EvaluationParameters
 from erniekit.config.sections.fp8 import Fp8Parameters
 from erniekit.config.sections.generation import GenerationParameters
+from erniekit.config.sections.kto import KtoParameters
 from erniekit.config.sections.lora import LoraParameters
 from erniekit.config.sections.memory import MemoryParameters
 from erniekit.config.sections.moe import MoeParameters
@@ -87,6 +88,7 @@ class Config:
     vocabulary: VocabularyParameters
     units: UnitParameters
     speech: SpeechParameters
+    kto: KtoParameters
     generation: GenerationParameters
     codes: CodesParameters
     speaking: SpeakingParameters

@@ -21,13 +21,14 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 Key = TypeVar("Key")
-RecordKind = Literal["text", "dialogues", "pairs", "codes"]
+RecordKind = Literal["text", "dialogues", "pairs", "verdicts", "codes"]
 
 TOKEN_METRICS = ("eval_loss", "eval_perplexity", "eval_token_accuracy")
 PREFERENCE_METRICS = (
     "eval_loss", "eval_reward_accuracy", "eval_reward_margin", "eval_reward_chosen", "eval_preference_loss",
     "eval_logps_chosen",
 )  # fmt: skip
+VERDICT_METRICS = ("eval_loss", "eval_reward_auc", "eval_reward_desirable", "eval_reward_undesirable", "eval_kl")
 GENERATION_METRICS = (  # of answers to held-out dialogues
     "eval_exact_match", "eval_rouge1", "eval_rouge2", "eval_rougeL", "eval_bleu", "eval_wer", "eval_cer",
 )  # fmt: skip
@@ -42,7 +43,7 @@ class Stage:
     Attributes:
         name: the value of the parameter `stage`.
         records: the contents of one record of its data: plain `text`, one of `dialogues`, or `pairs` of a preferred and
-            a rejected answer to the same prompt, or `codes` of a recording of a text.
+            a rejected answer to the same prompt, `verdicts` on single answers, or `codes` of a recording of a text.
         metrics: the metrics of an evaluation, one of which `metric_for_best_model` names.
         answer_metrics: those that it has, too, where `eval_answers` lets the model answer; () where it cannot.
         learning_rate: the default of `learning_rate` where all weights are trained.
@@ -69,14 +70,19 @@ class Stage:
         return self.records == "pairs"
 
     @property
+    def reads_verdicts(self) -> bool:
+        """Whether its records are single answers, each with a verdict."""
+        return self.records == "verdicts"
+
+    @property
     def reads_codes(self) -> bool:
         """Whether its records are codes of recordings: the model speaks, and needs no chat template."""
         return self.records == "codes"
 
     @property
     def reads_dialogues(self) -> bool:
-        """Whether its records are dialogues, or pairs of answers in one, which a chat template renders."""
-        return self.records in ("dialogues", "pairs")
+        """Whether its records are dialogues, or answers to one with verdicts or in pairs, so it needs a template."""
+        return self.records in ("dialogues", "pairs", "verdicts")
 
 
 STAGES: Mapping[str, Stage] = {
@@ -93,6 +99,14 @@ STAGES: Mapping[str, Stage] = {
             needs_reference=True,
         ),
         Stage(
+            "KTO",
+            "verdicts",
+            metrics=VERDICT_METRICS,
+            learning_rate=1e-6,
+            lora_learning_rate=1e-5,
+            needs_reference=True,
+        ),
+        Stage(
             "TTS",
             "codes",
             metrics=SPEECH_METRICS,
@@ -104,6 +118,7 @@ STAGES: Mapping[str, Stage] = {
 }
 ALL_STAGES = tuple(STAGES)
 ANSWERING_STAGES = tuple(name for name, stage in STAGES.items() if stage.answer_metrics)
+DIALOGUE_STAGES = tuple(name for name, stage in STAGES.items() if stage.reads_dialogues)  # which need a chat template
 WORD_STAGES = tuple(name for name, stage in STAGES.items() if not stage.reads_codes)  # which predict words alone
 
 

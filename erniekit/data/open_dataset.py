@@ -19,7 +19,7 @@ from erniekit.data.dataset_report import describe_skipped
 from erniekit.data.drawing import Drawing
 from erniekit.data.encode import MIN_SCORE_DIFFERENCE
 from erniekit.data.formats.problems import ProblemList, RecordProblem, SkippedRecords, SourceProblems
-from erniekit.data.formats.registry import FORMATS, PAIR_KINDS
+from erniekit.data.formats.registry import BRANCHED_KINDS, FORMATS, VERDICT_KINDS
 from erniekit.data.formats.unused_fields import UnusedField, UnusedFields
 from erniekit.data.media.clip import AudioInputs
 from erniekit.data.packed import DataFingerprint, open_packed
@@ -119,13 +119,14 @@ def open_dataset(
             tokens.metadata["skipped_file"] = str(folder / SKIPPED_FILE)
         arrays.append(tokens)
     problems.raise_if_any()
-    pairs = any(source.kind in PAIR_KINDS for source in sources)
+    pairs = any(source.kind in BRANCHED_KINDS for source in sources)
     dataset = Dataset(
         sources,
         arrays,
         pad_id=tokenizer.pad_id,
         fingerprint=fingerprint.hexdigest(),
         pairs=pairs,
+        verdicts=any(source.kind in VERDICT_KINDS for source in sources),
         audio=audio,
         drawing=drawing,
     )
@@ -176,7 +177,8 @@ def open_packed_dataset(
         [arrays],
         pad_id=pad_id,
         fingerprint=fingerprint,
-        pairs=data_fingerprint.pairs,
+        pairs=data_fingerprint.pairs or data_fingerprint.verdicts,
+        verdicts=data_fingerprint.verdicts,
         packed=packed,
         audio=audio,
     )

@@ -97,9 +97,17 @@ def _split_prompt(segments: list[Segment], answer: tuple[Turn, ...]) -> tuple[li
 
 
 def assemble_pair(
-    rendered: RenderedPair, encoded: Sequence[Sequence[int]], template: Template, score_difference: float | None
+    rendered: RenderedPair,
+    encoded: Sequence[Sequence[int]],
+    template: Template,
+    score_difference: float | None,
+    cut_at: int | None = None,
 ) -> tuple[Sample, int]:
     """Build the sample of a rendered pair from its encoded segments; return it and the number of prompt tokens.
+
+    Args:
+        cut_at: of an answer with a verdict, whose second answer is one to another prompt: the sample has no more tokens
+            than this because of that answer, of which at least one stays. It may be equal to the first.
 
     Raises:
         NothingToTrainError: the tokenizer drops a prompt or answer completely, or gives both answers the same tokens.
@@ -111,7 +119,10 @@ def assemble_pair(
     for name, tokens in (("prompt", prompt), ("chosen", chosen.tokens), ("rejected", rejected.tokens)):
         if not tokens:
             raise NothingToTrainError(name, "text that leaves a token", "none: the tokenizer drops every character")
-    if chosen.tokens == rejected.tokens:
+    if cut_at is not None:
+        room = max(1, cut_at - (len(prompt) - 1 + len(chosen.tokens)))
+        rejected = EncodedAnswer(rejected.tokens[:room], rejected.targets[:room])
+    elif chosen.tokens == rejected.tokens:
         raise NothingToTrainError("rejected", "another answer than chosen", "the same tokens")
     return join_pair(prompt, chosen, rejected, score_difference), len(prompt)
 

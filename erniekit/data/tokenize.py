@@ -12,9 +12,10 @@ from erniekit.data.drawing import Drawing
 from erniekit.data.encode import SourceRun, encoder_of
 from erniekit.data.formats.format import Record
 from erniekit.data.formats.problems import Effect, RecordProblem, SourceProblems
-from erniekit.data.formats.registry import FORMATS, PAIR_KINDS, recognise
+from erniekit.data.formats.registry import BRANCHED_KINDS, FORMATS, VERDICT_KINDS, recognise
 from erniekit.data.formats.token_ids import TOKEN_IDS
 from erniekit.data.formats.unused_fields import UnusedFields
+from erniekit.data.formats.verdicts import with_other_answers
 from erniekit.data.interleave import Interleaving
 from erniekit.data.media.clip import AudioInputs, Clip
 from erniekit.data.media.errors import RecordingError, describe_clip
@@ -67,7 +68,7 @@ class TokenizationSettings:
         """Return everything here that determines the samples of the sound records of a source of this kind."""
         unrendered = kind in (TOKEN_IDS, ALIGNED_UNITS, CODES)
         template = None if unrendered or self.template is None else self.template.fingerprint
-        pair_settings = (self.max_prompt_len, self.needs_scores) if kind in PAIR_KINDS else ()
+        pair_settings = (self.max_prompt_len, self.needs_scores) if kind in BRANCHED_KINDS else ()
         prefix = self.tokenizer.document_prefix if kind == "text" else ()
         split = () if self.split_multi_turn is None else (f"split_multi_turn {self.split_multi_turn}",)
         audio = () if self.audio is None else (("audio", self.audio.fingerprint),)
@@ -154,7 +155,10 @@ def _blocks(
     """Yield records in blocks limited by number and by characters."""
     block: list[NumberedRecord] = []
     characters = 0
-    for item in read_part(source, unused):
+    items: Iterator[NumberedRecord | RecordProblem] = read_part(source, unused)
+    if source.kind in VERDICT_KINDS:
+        items = with_other_answers(items, str(source.path))  # type: ignore[arg-type]
+    for item in items:
         if isinstance(item, RecordProblem):
             problems.add(item)
             counts.read += item.line > 0

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from erniekit.build.data import RunData
 from erniekit.build.objectives import (
+    ComparingObjective,
     freeze_mtp,
     preference_evaluation_objective,
+    preference_objective,
     preference_objective_of_batch,
     preference_objectives,
     speech_objective,
     supervised_objective,
+    verdict_objective,
 )
 from erniekit.config import Config
 from erniekit.config.stages import STAGES as DECLARED
@@ -58,12 +62,16 @@ SUPERVISED = StageObjectives(
     evaluation=lambda config, model, ranks, mesh: supervised_objective(config),
     single_batch=lambda config, model, batch: supervised_objective(config),
 )
-PREFERENCE = StageObjectives(
-    training=preference_objectives,
-    evaluation=preference_evaluation_objective,
-    single_batch=preference_objective_of_batch,
-    prepare_model=freeze_mtp,
-)
+
+
+def _compared(make: ComparingObjective) -> StageObjectives:
+    """Return how a stage builds its objectives whose loss compares the model with a reference."""
+    return StageObjectives(
+        training=partial(preference_objectives, make),
+        evaluation=partial(preference_evaluation_objective, make),
+        single_batch=partial(preference_objective_of_batch, make),
+        prepare_model=freeze_mtp,
+    )
 
 
 def _speech_objectives(
@@ -78,7 +86,13 @@ SPEECH = StageObjectives(
     evaluation=lambda config, model, ranks, mesh: speech_objective(config, model),
     single_batch=lambda config, model, batch: speech_objective(config, model),
 )
-STAGES: Mapping[str, StageObjectives] = {"PT": SUPERVISED, "SFT": SUPERVISED, "DPO": PREFERENCE, "TTS": SPEECH}
+STAGES: Mapping[str, StageObjectives] = {
+    "PT": SUPERVISED,
+    "SFT": SUPERVISED,
+    "DPO": _compared(preference_objective),
+    "KTO": _compared(verdict_objective),
+    "TTS": SPEECH,
+}
 assert STAGES.keys() == DECLARED.keys()
 
 

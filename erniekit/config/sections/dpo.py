@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from erniekit.config.parameter import ConfigBuilder, parameter, rule, section, when
 from erniekit.config.values import PATH_OR_URL
 
+COMPARING_STAGES = ("DPO", "KTO")  # whose losses compare the model with a reference
 REFERENCE_FREE_LOSSES = ("simpo", "orpo")
 SMOOTHED_LOSSES = ("sigmoid", "robust", "simpo")
 OFFSET_LOSSES = ("sigmoid", "robust")
@@ -22,6 +23,7 @@ class DpoParameters:
         "The factor of the log-probability differences in the loss. A larger beta keeps the model closer to the "
         "reference.",
         above=0.0,
+        stages=COMPARING_STAGES,
         example=0.3,
     )
     loss_type: str = parameter(
@@ -53,9 +55,10 @@ class DpoParameters:
         2048,
         "The largest length of a prompt, at most `max_seq_len` - 10. The oldest turns of a longer prompt are removed "
         "and counted; its system text and last question stay. If these alone are too long, `over_length_policy` "
-        "applies to the pair.",
+        "applies to the record.",
         minimum=1,
         verbs=("train", "eval", "preview"),
+        stages=COMPARING_STAGES,
         unit="tokens",
         example=1024,
     )
@@ -106,22 +109,25 @@ class DpoParameters:
         "The reference model: a folder, or a name on the hub as for `model_name_or_path`. It must use the same "
         "tokenizer. Empty means the model that the run starts from.",
         kind=PATH_OR_URL,
+        stages=COMPARING_STAGES,
         example="output/sft",
     )
     reference_model: str = parameter(
         "auto",
         "Where the reference's log-probabilities come from; all choices give the same values. `adapters`: from the "
         "same model with its adapters disabled, for LoRA. `copy`: from a frozen copy, which takes the memory of the "
-        "weights again. `precomputed`: those of every pair are computed once before the first step and kept on disk. "
+        "weights again. `precomputed`: those of every record are computed once before the first step and kept on disk. "
         "`auto`: `adapters` with LoRA; otherwise `precomputed`, or `copy` with `ref_model_update_steps`.",
         choices=("auto", "adapters", "copy", "precomputed"),
         verbs=("train",),
+        stages=COMPARING_STAGES,
         example="copy",
     )
     ref_model_update_steps: int = parameter(
         -1,
         "Copy the trained model into the reference every this many optimizer steps. -1 never does.",
         minimum=-1,
+        stages=COMPARING_STAGES,
         unit="optimizer steps",
         example=500,
     )
@@ -143,7 +149,7 @@ def reference_mode(section: DpoParameters, *, lora: bool) -> str:
     return "copy" if section.ref_model_update_steps > 0 else "precomputed"
 
 
-@rule("max_prompt_len", "max_seq_len", stages=("DPO",))
+@rule("max_prompt_len", "max_seq_len", stages=COMPARING_STAGES)
 def prompt_leaves_space(builder: ConfigBuilder) -> None:
     """`max_prompt_len` is at most `max_seq_len` - 10, so that there is room for answers."""
     limit = builder["max_seq_len"] - MIN_ANSWER_TOKENS
@@ -195,7 +201,7 @@ def options_fit_the_loss(builder: ConfigBuilder) -> None:
                 builder.no_effect(name, "because the loss has no reference")
 
 
-@rule("reference_model", "lora", "ref_model_update_steps", "ref_model_name_or_path", stages=("DPO",))
+@rule("reference_model", "lora", "ref_model_update_steps", "ref_model_name_or_path", stages=COMPARING_STAGES)
 def reference_fits_the_training(builder: ConfigBuilder) -> None:
     """`reference_model`: `adapters` needs LoRA, `copy` is for all weights, `precomputed` is never updated."""
     mode, other = builder["reference_model"], builder["ref_model_name_or_path"]

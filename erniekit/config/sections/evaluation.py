@@ -203,7 +203,18 @@ class EvaluationParameters:
     )
 
 
-_GREATER = ("accuracy", "margin", "reward_chosen", "logps_chosen", "match", "rouge", "bleu", "similarity")
+_GREATER = (
+    "accuracy",
+    "margin",
+    "reward_chosen",
+    "logps_chosen",
+    "match",
+    "rouge",
+    "bleu",
+    "similarity",
+    "auc",
+    "reward_desirable",
+)
 
 
 def _greater_is_better(metric: str) -> bool:
