@@ -40,6 +40,7 @@ from erniekit.training.objectives.reference import (
     Reference,
     precompute_missing_logps,
 )
+from erniekit.training.objectives.reward_model import reward_model
 from erniekit.training.objectives.verdicts import verdicts
 
 logger = logging.getLogger(__name__)
@@ -139,6 +140,11 @@ def preference_objective_of_batch(make: ComparingObjective, config: Config, mode
     table = np.full((1 + max(sample for row in batch.samples for sample in row), 2), np.nan, np.float32)
     precompute_missing_logps(table, [batch], model, log_prob_fn(config))
     return make(config, PrecomputedReference(table))
+
+
+def reward_objective(config: Config) -> Objective:
+    """Build the loss over scores that section 2.10 describes."""
+    return reward_model(config.reward_model, dense_mask=head_settings(config)["dense_mask"])
 
 
 def speech_objective(config: Config, model: Decoder) -> Objective:

@@ -29,6 +29,7 @@ VERBS = {
     "validate": "check configuration files and show the resolved values, without running anything",
     "preview": "show the first samples as the model will see them",
     "pack": "tokenise and pack training data once, for training runs to replay",
+    "score": "let a reward model score answers",
     "chat": "talk to a model",
     "ui": "show a page in the browser: configurations, data, runs, models",
     "generate": "answer prompts with a model",

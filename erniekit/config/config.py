@@ -34,6 +34,7 @@ from erniekit.config.sections.lora import LoraParameters
 from erniekit.config.sections.memory import MemoryParameters
 from erniekit.config.sections.moe import MoeParameters
 from erniekit.config.sections.precision import PrecisionParameters
+from erniekit.config.sections.reward_model import RewardModelParameters
 from erniekit.config.sections.serving import ServingParameters
 from erniekit.config.sections.sft import SftParameters
 from erniekit.config.sections.speaking import SpeakingParameters
@@ -89,6 +90,7 @@ class Config:
     units: UnitParameters
     speech: SpeechParameters
     kto: KtoParameters
+    reward_model: RewardModelParameters
     generation: GenerationParameters
     codes: CodesParameters
     speaking: SpeakingParameters

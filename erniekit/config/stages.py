@@ -28,6 +28,9 @@ PREFERENCE_METRICS = (
     "eval_loss", "eval_reward_accuracy", "eval_reward_margin", "eval_reward_chosen", "eval_preference_loss",
     "eval_logps_chosen",
 )  # fmt: skip
+REWARD_METRICS = (
+    "eval_loss", "eval_reward_accuracy", "eval_reward_margin", "eval_reward_chosen", "eval_reward_rejected",
+)  # fmt: skip
 VERDICT_METRICS = ("eval_loss", "eval_reward_auc", "eval_reward_desirable", "eval_reward_undesirable", "eval_kl")
 GENERATION_METRICS = (  # of answers to held-out dialogues
     "eval_exact_match", "eval_rouge1", "eval_rouge2", "eval_rougeL", "eval_bleu", "eval_wer", "eval_cer",
@@ -49,6 +52,7 @@ class Stage:
         learning_rate: the default of `learning_rate` where all weights are trained.
         lora_learning_rate: the default of `learning_rate` where adapters are trained.
         needs_reference: whether its losses may compare the model with a reference model.
+        trains_score: whether the model gives a text a score, and predicts no tokens.
     """
 
     name: str
@@ -58,6 +62,7 @@ class Stage:
     learning_rate: float = 3e-5
     lora_learning_rate: float = 3e-4
     needs_reference: bool = False
+    trains_score: bool = False
 
     @property
     def reads_text(self) -> bool:
@@ -105,6 +110,15 @@ STAGES: Mapping[str, Stage] = {
             learning_rate=1e-6,
             lora_learning_rate=1e-5,
             needs_reference=True,
+        ),
+        Stage(
+            "RM",
+            "pairs",
+            metrics=REWARD_METRICS,
+            answer_metrics=(),
+            learning_rate=1e-5,
+            lora_learning_rate=1e-4,
+            trains_score=True,
         ),
         Stage(
             "TTS",

@@ -52,6 +52,7 @@ def open_dataset(
     audio: AudioInputs | None = None,
     drawing: Drawing | None = None,
     speech: SpeechSettings | None = None,
+    scored: bool = False,
 ) -> Dataset:
     """Open the tokenised samples of all sources; tokenise what is not in the cache, one block at a time.
 
@@ -71,6 +72,7 @@ def open_dataset(
         audio: what the model's audio encoder takes; None: it has none, and records with recordings are problems.
         drawing: how the records of a kind become samples that differ from epoch to epoch; None: none do.
         speech: what recordings as codes must be like; None: there are none.
+        scored: answers of pairs are read whole and scored, see `pairs.join_scored`.
 
     Raises:
         DataError: a record of any source is malformed (the first 20 are shown, all are counted), probabilities
@@ -89,6 +91,7 @@ def open_dataset(
         audio=audio,
         drawing=drawing,
         speech=speech,
+        scored=scored,
     )
     problems = ProblemList()
     arrays = []

@@ -40,6 +40,7 @@ class DataFingerprint:
         pairs: whether the samples are pairs (stage DPO).
         audio: of the model's audio encoder; "" where it has none.
         verdicts: whether the samples are answers with a verdict (stage KTO).
+        scored: whether the answers of pairs are there as a whole, to be scored (stage RM).
     """
 
     tokenizer: str
@@ -47,10 +48,13 @@ class DataFingerprint:
     pairs: bool
     audio: str = ""
     verdicts: bool = False
+    scored: bool = False
 
     def stored(self) -> dict[str, Any]:
         """Return the values as the folder holds them; without those that are newer where they are empty."""
-        return {name: value for name, value in asdict(self).items() if name not in ("audio", "verdicts") or value}
+        return {
+            name: value for name, value in asdict(self).items() if name not in ("audio", "verdicts", "scored") or value
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,11 +203,18 @@ def _checked(path: Path, checksum: int | None, kind: str) -> np.ndarray:
     return np.frombuffer(data, kind).astype(np.int64 if kind == "<i8" else np.int16)
 
 
+_CONTENTS = (  # what the flags of a fingerprint say, and which stage reads it
+    ("verdicts", "answers with a verdict", "KTO"),
+    ("scored", "pairs to be scored", "RM"),
+    ("pairs", "pairs", "DPO"),
+)
+
+
 def _check_data_fingerprint(folder: Path, stored: dict[str, Any], expected: dict[str, Any]) -> None:
     different = [name for name, value in expected.items() if (stored.get(name) or None) != (value or None)]
     if not different:
         return
-    for field, contents, stage in (("verdicts", "answers with a verdict", "KTO"), ("pairs", "pairs", "DPO")):
+    for field, contents, stage in _CONTENTS:
         if field not in different:
             continue
         what = f"{contents}, which only stage {stage} reads"

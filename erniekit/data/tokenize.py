@@ -52,6 +52,7 @@ class TokenizationSettings:
     audio: AudioInputs | None = None
     drawing: Drawing | None = None
     speech: SpeechSettings | None = None
+    scored: bool = False
 
     def __post_init__(self) -> None:
         if self.over_length not in OVER_LENGTH_POLICIES:
@@ -69,6 +70,7 @@ class TokenizationSettings:
         unrendered = kind in (TOKEN_IDS, ALIGNED_UNITS, CODES)
         template = None if unrendered or self.template is None else self.template.fingerprint
         pair_settings = (self.max_prompt_len, self.needs_scores) if kind in BRANCHED_KINDS else ()
+        pair_settings += ("scored",) if self.scored else ()
         prefix = self.tokenizer.document_prefix if kind == "text" else ()
         split = () if self.split_multi_turn is None else (f"split_multi_turn {self.split_multi_turn}",)
         audio = () if self.audio is None else (("audio", self.audio.fingerprint),)
@@ -124,7 +126,7 @@ def tokenise(
             return
     speech = SpeechIndex(source.path) if speech is None and source.kind == CODES else speech
     encode, run = encoder_of(source.kind), SourceRun(source, settings, counts, problems, speech)
-    for block in _blocks(source, counts, unused, problems, block_records):
+    for block in _blocks(source, settings, counts, unused, problems, block_records):
         samples: list[Sample] = []
         lines: list[int] = []
         for _, record in block:
@@ -147,12 +149,13 @@ def _wrong_format(source: Source, found: str) -> RecordProblem:
 
 def _blocks(
     source: Source,
+    settings: TokenizationSettings,
     counts: RecordCounts,
     unused: UnusedFields,
     problems: SourceProblems,
     block_records: int,
 ) -> Iterator[list[NumberedRecord]]:
-    """Yield records in blocks limited by number and by characters."""
+    """Yield records in blocks limited by number and by characters; each pair of a ranking is one."""
     block: list[NumberedRecord] = []
     characters = 0
     items: Iterator[NumberedRecord | RecordProblem] = read_part(source, unused)
@@ -163,10 +166,16 @@ def _blocks(
             problems.add(item)
             counts.read += item.line > 0
             continue
-        counts.read += 1
-        block.append(item)
-        characters += _characters(item[1])
-        if len(block) == block_records or characters >= BLOCK_CHARACTERS:
+        line, record = item
+        pairs = (record, *record.others) if isinstance(record, Preference) else (record,)
+        counts.read += len(pairs)
+        if len(pairs) > 1 and not settings.scored:
+            expected = "two answers (stage DPO reads pairs; write stage: RM to train rankings of more)"
+            problems.add(RecordProblem(str(source.path), line, "response", expected, "a ranking of more"))
+            continue
+        block += [(line, each) for each in pairs]
+        characters += sum(map(_characters, pairs))
+        if len(block) >= block_records or characters >= BLOCK_CHARACTERS:
             yield block
             block, characters = [], 0
     if block:

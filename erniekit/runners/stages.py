@@ -19,6 +19,7 @@ from erniekit.build.objectives import (
     preference_objective,
     preference_objective_of_batch,
     preference_objectives,
+    reward_objective,
     speech_objective,
     supervised_objective,
     verdict_objective,
@@ -86,11 +87,26 @@ SPEECH = StageObjectives(
     evaluation=lambda config, model, ranks, mesh: speech_objective(config, model),
     single_batch=lambda config, model, batch: speech_objective(config, model),
 )
+
+
+def _reward_objectives(
+    config: Config, model: Decoder, data: RunData, checkpoint: Path | None, ranks: Ranks, mesh: Mesh
+) -> tuple[Objective, Objective]:
+    objective = reward_objective(config)
+    return objective, objective
+
+
+REWARD = StageObjectives(
+    training=_reward_objectives,
+    evaluation=lambda config, model, ranks, mesh: reward_objective(config),
+    single_batch=lambda config, model, batch: reward_objective(config),
+)
 STAGES: Mapping[str, StageObjectives] = {
     "PT": SUPERVISED,
     "SFT": SUPERVISED,
     "DPO": _compared(preference_objective),
     "KTO": _compared(verdict_objective),
+    "RM": REWARD,
     "TTS": SPEECH,
 }
 assert STAGES.keys() == DECLARED.keys()

@@ -395,7 +395,14 @@ def test_what_another_stage_trains_is_told(declared, write_jsonl):
             assert "write stage: " in problem.got and f"which stage {STAGE[declared]} reads" in problem.expected
 
 
-_STAGES = {"text": "PT", "dialogues": "SFT", "pairs": "DPO", "verdicts": "KTO", "tokens": "PT or SFT", "codes": "TTS"}
+_STAGES = {
+    "text": "PT",
+    "dialogues": "SFT",
+    "pairs": "DPO or RM",
+    "verdicts": "KTO",
+    "tokens": "PT or SFT",
+    "codes": "TTS",
+}
 STAGE = {kind: _STAGES[form.records] for kind, form in FORMATS.items()}
 
 

@@ -8,6 +8,7 @@ from erniekit.config.parameter import ConfigBuilder, parameter, rule, section, w
 from erniekit.config.values import PATH_OR_URL
 
 COMPARING_STAGES = ("DPO", "KTO")  # whose losses compare the model with a reference
+ANSWER_STAGES = (*COMPARING_STAGES, "RM")  # whose records are prompts with answers
 REFERENCE_FREE_LOSSES = ("simpo", "orpo")
 SMOOTHED_LOSSES = ("sigmoid", "robust", "simpo")
 OFFSET_LOSSES = ("sigmoid", "robust")
@@ -58,7 +59,7 @@ class DpoParameters:
         "applies to the record.",
         minimum=1,
         verbs=("train", "eval", "preview"),
-        stages=COMPARING_STAGES,
+        stages=ANSWER_STAGES,
         unit="tokens",
         example=1024,
     )
@@ -149,7 +150,7 @@ def reference_mode(section: DpoParameters, *, lora: bool) -> str:
     return "copy" if section.ref_model_update_steps > 0 else "precomputed"
 
 
-@rule("max_prompt_len", "max_seq_len", stages=COMPARING_STAGES)
+@rule("max_prompt_len", "max_seq_len", stages=ANSWER_STAGES)
 def prompt_leaves_space(builder: ConfigBuilder) -> None:
     """`max_prompt_len` is at most `max_seq_len` - 10, so that there is room for answers."""
     limit = builder["max_seq_len"] - MIN_ANSWER_TOKENS

@@ -42,7 +42,7 @@ from erniekit.data.formats.preference import (
     parse_sharegpt_pair,
     preference_kind,
 )
-from erniekit.data.formats.problems import SCORES, MalformedError, RecordProblem, field_name, shorten
+from erniekit.data.formats.problems import MARGIN, SCORES, MalformedError, RecordProblem, field_name, shorten
 from erniekit.data.formats.recordings import AUDIO_LISTS, with_recordings
 from erniekit.data.formats.sharegpt import parse_sharegpt
 from erniekit.data.formats.speech_codes import (
@@ -150,19 +150,19 @@ _FORMATS = (
     ),
     Format(
         "alpaca", "alpaca's pairs", "instruction, chosen, rejected", "pairs",
-        frozenset({"question", "instruction", "input", "history", "system", "chosen", "rejected", *SCORES}),
+        frozenset({"question", "instruction", "input", "history", "system", "chosen", "rejected", *SCORES, MARGIN}),
         lambda record: _HAS_ANSWERS(record) and ("question" in record or "instruction" in record), parse_alpaca_pair,
     ),
     Format(
         "messages", "pairs of messages", "prompt, chosen, rejected", "pairs",
-        frozenset({"prompt", "chosen", "rejected", *SCORES}),
+        frozenset({"prompt", "chosen", "rejected", *SCORES, MARGIN}),
         lambda record: _HAS_ANSWERS(record)
         and ("prompt" in record or all(_lists(name, "role")(record) for name in ("chosen", "rejected"))),
         parse_messages_pair, ("prompt", "chosen", "rejected"),
     ),
     Format(
         "sharegpt", "ShareGPT's pairs", "conversations, chosen, rejected", "pairs",
-        frozenset({"conversations", "system", "chosen", "rejected", *SCORES}),
+        frozenset({"conversations", "system", "chosen", "rejected", *SCORES, MARGIN}),
         lambda record: _IN_CONVERSATIONS(record) and _HAS_ANSWERS(record), parse_sharegpt_pair,
         ("conversations", "chosen", "rejected"),
     ),
@@ -211,7 +211,14 @@ KINDS = tuple(FORMATS)
 PAIR_KINDS = tuple(kind for kind, form in FORMATS.items() if form.records == "pairs")
 VERDICT_KINDS = tuple(kind for kind, form in FORMATS.items() if form.records == "verdicts")
 BRANCHED_KINDS = PAIR_KINDS + VERDICT_KINDS  # a prompt with two answers: verdicts get one to another prompt
-_STAGES = {"text": "PT", "dialogues": "SFT", "pairs": "DPO", "verdicts": "KTO", "tokens": "PT or SFT", "codes": "TTS"}
+_STAGES = {
+    "text": "PT",
+    "dialogues": "SFT",
+    "pairs": "DPO or RM",
+    "verdicts": "KTO",
+    "tokens": "PT or SFT",
+    "codes": "TTS",
+}
 _CONTENTS = {
     "text": "plain text", "dialogues": "dialogues", "pairs": "pairs of answers",
     "verdicts": "answers with a verdict", "tokens": "tokens",
