@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from erniekit.build.adapters import base_folder, starts_from_adapters
+from erniekit.build.scores import holds_score, with_score
 from erniekit.build.speech import holds_codes, with_codes
 from erniekit.build.tokenizer import check_vocabulary, unit_tokens_of
 from erniekit.build.vocabulary import with_added_tokens
@@ -63,7 +64,8 @@ def read_local_model(config: Config, folder: Path) -> ModelConfig:
             f"model_name_or_path: {folder} holds adapters; write their base model, {base_model_of(folder)}, as "
             f"model_name_or_path, and lora: true with lora_path: {folder}"
         )
-    return with_codes(config, ModelConfig.from_folder(folder, config.basic.ignore_config_keys), folder)
+    found = ModelConfig.from_folder(folder, config.basic.ignore_config_keys)
+    return with_score(config, with_codes(config, found, folder), folder)
 
 
 def read_generation_config(folder: Path) -> Mapping[str, Any]:
@@ -207,9 +209,9 @@ def as_weights_have_it(model_config: ModelConfig, weights: Path | None) -> Model
 
     Those of a folder whose tokenizer has the new tokens, such as a checkpoint, hold rows for them; those of any other,
     such as a model to which an earlier run has added other tokens, get them now. So it is with tables and heads of
-    codes.
+    codes, and with a score.
     """
-    if weights is not None and model_config.wrapped is not None and holds_codes(weights):
+    if weights is not None and model_config.wrapped is not None and (holds_codes(weights) or holds_score(weights)):
         model_config = replace(model_config, wrapped=None)
     if weights is None or model_config.vocabulary is None:
         return model_config

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -40,6 +40,8 @@ from erniekit.training.objectives.reference import (
     Reference,
     precompute_missing_logps,
 )
+from erniekit.training.objectives.reward_model import reward_model
+from erniekit.training.objectives.verdicts import verdicts
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +56,16 @@ def preference_objective(config: Config, reference: Reference | None) -> Objecti
     return preference(config.dpo, reference, **head_settings(config))
 
 
+def verdict_objective(config: Config, reference: Reference | None) -> Objective:
+    """Build the loss over answers with a verdict that section 2.9 describes."""
+    return verdicts(config.kto, config.dpo.beta, reference, **head_settings(config))
+
+
+ComparingObjective = Callable[[Config, Reference | None], Objective]  # one of the two above
+
+
 def preference_objectives(
+    make: ComparingObjective,
     config: Config,
     model: Decoder,
     data: RunData,
@@ -62,11 +73,12 @@ def preference_objectives(
     ranks: Ranks = SINGLE_PROCESS,
     mesh: Mesh = SINGLE_PROCESS_MESH,
 ) -> tuple[Objective, Objective]:
-    """Build the preference losses of training and of evaluation in a run that trains `model`, with their reference.
+    """Build the losses of training and of evaluation in a run that trains `model`, with their reference.
 
     The reference is the model that the run starts from, also where it resumes, or `ref_model_name_or_path`.
 
     Args:
+        make: builds a loss from its reference.
         checkpoint: the checkpoint that the run resumes from, whose weights `model` has.
         ranks, mesh: the ranks of the run.
 
@@ -76,15 +88,15 @@ def preference_objectives(
     mode, fresh = reference_mode(config.dpo, lora=config.lora.lora), checkpoint is None
     saved = load_extra_state(checkpoint, ranks) if checkpoint else NO_TENSORS
     if mode == "none":
-        return preference_objective(config, None), preference_objective(config, None)
+        return make(config, None), make(config, None)
     if mode == "precomputed":
         pairs = _pairs_of_run(config, data, load_state(checkpoint).step if checkpoint else 0)
         tables = precomputed_references(config, model, pairs, saved, ranks, mesh, fresh=fresh)
         objective = replace(
-            preference_objective(config, tables[TRAINING]),
+            make(config, tables[TRAINING]),
             extra_state=lambda: {name: paddle.to_tensor(item.table) for name, item in tables.items()},
         )
-        return objective, preference_objective(config, tables.get(EVALUATION))
+        return objective, make(config, tables.get(EVALUATION))
     reference: Reference
     if mode == "adapters":
         reference = disabled_adapters_reference(config, model, saved, ranks, fresh=fresh)
@@ -96,9 +108,7 @@ def preference_objectives(
         if every > 0 and step % every == 0:
             reference.update()
 
-    objective = replace(
-        preference_objective(config, reference), extra_state=reference.tensors, after_update=after_update
-    )
+    objective = replace(make(config, reference), extra_state=reference.tensors, after_update=after_update)
     return objective, objective
 
 
@@ -115,17 +125,26 @@ def _pairs_of_run(config: Config, data: RunData, first_step: int) -> dict[str, P
 
 
 def preference_evaluation_objective(
-    config: Config, model: Decoder, ranks: Ranks = SINGLE_PROCESS, mesh: Mesh = SINGLE_PROCESS_MESH
+    make: ComparingObjective,
+    config: Config,
+    model: Decoder,
+    ranks: Ranks = SINGLE_PROCESS,
+    mesh: Mesh = SINGLE_PROCESS_MESH,
 ) -> Objective:
-    """Build the preference loss of an evaluation without training; see `evaluation_reference`."""
-    return preference_objective(config, evaluation_reference(config, model, ranks, mesh))
+    """Build the loss of an evaluation without training; see `evaluation_reference`."""
+    return make(config, evaluation_reference(config, model, ranks, mesh))
 
 
-def preference_objective_of_batch(config: Config, model: Decoder, batch: Batch) -> Objective:
-    """Build the preference loss of one batch, whose reference is `model` as it is now; nothing is kept on disk."""
+def preference_objective_of_batch(make: ComparingObjective, config: Config, model: Decoder, batch: Batch) -> Objective:
+    """Build the loss of one batch, whose reference is `model` as it is now; nothing is kept on disk."""
     table = np.full((1 + max(sample for row in batch.samples for sample in row), 2), np.nan, np.float32)
     precompute_missing_logps(table, [batch], model, log_prob_fn(config))
-    return preference_objective(config, PrecomputedReference(table))
+    return make(config, PrecomputedReference(table))
+
+
+def reward_objective(config: Config) -> Objective:
+    """Build the loss over scores that section 2.10 describes."""
+    return reward_model(config.reward_model, dense_mask=head_settings(config)["dense_mask"])
 
 
 def speech_objective(config: Config, model: Decoder) -> Objective:

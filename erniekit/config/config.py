@@ -30,10 +30,12 @@ from erniekit.config.sections.evaluation import EvaluationParameters
 from erniekit.config.sections.fp8 import Fp8Parameters
 from erniekit.config.sections.generation import GenerationParameters
 from erniekit.config.sections.grpo import GrpoParameters
+from erniekit.config.sections.kto import KtoParameters
 from erniekit.config.sections.lora import LoraParameters
 from erniekit.config.sections.memory import MemoryParameters
 from erniekit.config.sections.moe import MoeParameters
 from erniekit.config.sections.precision import PrecisionParameters
+from erniekit.config.sections.reward_model import RewardModelParameters
 from erniekit.config.sections.rewards import RewardParameters
 from erniekit.config.sections.serving import ServingParameters
 from erniekit.config.sections.sft import SftParameters
@@ -89,6 +91,8 @@ class Config:
     vocabulary: VocabularyParameters
     units: UnitParameters
     speech: SpeechParameters
+    kto: KtoParameters
+    reward_model: RewardModelParameters
     rewards: RewardParameters
     grpo: GrpoParameters
     generation: GenerationParameters

@@ -33,6 +33,7 @@ DATA = {  # of each kind of records: files to train and to evaluate on, and thei
     "dialogues": ("sft-train", "sft-eval", "erniekit"),
     "prompts": ("sft-train", "sft-eval", "erniekit"),
     "pairs": ("preference-train", "preference-eval", "erniekit"),
+    "verdicts": ("verdict-train", "verdict-eval", "erniekit"),
 }
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 CODES = "codes"  # the folder of codes that are written
@@ -231,7 +232,7 @@ def _data_file(name: str) -> str:
 def _short_run(config: Config) -> dict[str, Any]:
     """Two steps of short rows; what is due every so many steps is due after each. What has no effect stays."""
     training = config.training
-    length = 256 if config.stage.reads_pairs else 128
+    length = 256 if config.stage.reads_pairs or config.stage.reads_verdicts else 128
     rows = 2 if config.stage.reads_prompts else min(training.per_device_train_batch_size, 2)  # a group at least
     further: dict[str, Any] = {}
     if config.applies("max_prompt_len"):

@@ -8,16 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from erniekit.build.data import RunData
 from erniekit.build.objectives import (
+    ComparingObjective,
     freeze_mtp,
     preference_evaluation_objective,
+    preference_objective,
     preference_objective_of_batch,
     preference_objectives,
+    reward_objective,
     speech_objective,
     supervised_objective,
+    verdict_objective,
 )
 from erniekit.config import Config
 from erniekit.config.stages import STAGES as DECLARED
@@ -58,12 +63,16 @@ SUPERVISED = StageObjectives(
     evaluation=lambda config, model, ranks, mesh: supervised_objective(config),
     single_batch=lambda config, model, batch: supervised_objective(config),
 )
-PREFERENCE = StageObjectives(
-    training=preference_objectives,
-    evaluation=preference_evaluation_objective,
-    single_batch=preference_objective_of_batch,
-    prepare_model=freeze_mtp,
-)
+
+
+def _compared(make: ComparingObjective) -> StageObjectives:
+    """Return how a stage builds its objectives whose loss compares the model with a reference."""
+    return StageObjectives(
+        training=partial(preference_objectives, make),
+        evaluation=partial(preference_evaluation_objective, make),
+        single_batch=partial(preference_objective_of_batch, make),
+        prepare_model=freeze_mtp,
+    )
 
 
 def _speech_objectives(
@@ -78,10 +87,26 @@ SPEECH = StageObjectives(
     evaluation=lambda config, model, ranks, mesh: speech_objective(config, model),
     single_batch=lambda config, model, batch: speech_objective(config, model),
 )
+
+
+def _reward_objectives(
+    config: Config, model: Decoder, data: RunData, checkpoint: Path | None, ranks: Ranks, mesh: Mesh
+) -> tuple[Objective, Objective]:
+    objective = reward_objective(config)
+    return objective, objective
+
+
+REWARD = StageObjectives(
+    training=_reward_objectives,
+    evaluation=lambda config, model, ranks, mesh: reward_objective(config),
+    single_batch=lambda config, model, batch: reward_objective(config),
+)
 STAGES: Mapping[str, StageObjectives] = {
     "PT": SUPERVISED,
     "SFT": SUPERVISED,
-    "DPO": PREFERENCE,
+    "DPO": _compared(preference_objective),
+    "KTO": _compared(verdict_objective),
+    "RM": REWARD,
     "TTS": SPEECH,
 }
 # What a stage is made of whose samples are answers of the model: `runners/policy.py`.

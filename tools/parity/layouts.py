@@ -143,6 +143,13 @@ PAIRS = {
     "max_prompt_len": 96,
     "sft_loss_ratio": 0.1,
 }
+VERDICTS = {
+    "stage": "KTO",
+    "train_dataset_path": str(ROOT / "examples/data/verdict-train.jsonl"),
+    "eval_dataset_path": str(ROOT / "examples/data/verdict-eval.jsonl"),
+    "max_prompt_len": 96,
+    "undesirable_weight": 1.5,
+}
 CODES = {  # of recordings that `Comparison` writes
     "stage": "TTS",
     "train_dataset_type": "codes",
@@ -157,6 +164,7 @@ TASKS: Mapping[str, Mapping[str, Any]] = {
     "dpo-lora": PAIRS | {"fine_tuning": "LoRA", "lora_rank": 4},
     "dpo-copy": PAIRS | {"reference_model": "copy", "ref_model_update_steps": 2},
     "kto": PAIRS | {"loss_type": "kto_pair"},
+    "verdicts": VERDICTS,
     "new-tokens": DIALOGUES | NUMBERS,
     "new-tokens-lora": DIALOGUES | NUMBERS | {"fine_tuning": "LoRA", "lora_rank": 4},
     "new-tokens-dpo-lora": PAIRS | NUMBERS | {"fine_tuning": "LoRA", "lora_rank": 4},

@@ -8,7 +8,7 @@ from typing import Any
 
 from erniekit.config.object_urls import is_url, joined
 from erniekit.config.parameter import ConfigBuilder, Derived, parameter, rule, section, when
-from erniekit.config.stages import ALL_STAGES
+from erniekit.config.stages import ALL_STAGES, DIALOGUE_STAGES
 from erniekit.config.values import DEVICE, PATH_OR_URL, TEXTS, WORDS, other_device
 
 TRACKERS = (
@@ -76,7 +76,7 @@ class BasicParameters:
         "Training and answering should agree: with false an empty thought belongs to the question, so that "
         "only the answer is trained. null leaves the choice to the template.",
         verbs=TEMPLATE_VERBS,
-        stages=("SFT", "DPO", "GRPO"),
+        stages=DIALOGUE_STAGES,
         example=False,
     )
     chat_template_kwargs: tuple[str, ...] = parameter(
@@ -86,7 +86,7 @@ class BasicParameters:
         "Llama 3.",
         kind=TEXTS,
         verbs=TEMPLATE_VERBS,
-        stages=("SFT", "DPO", "GRPO"),
+        stages=DIALOGUE_STAGES,
         example="date_string=22 Nov 2026",
     )
     continue_training: bool = parameter(

@@ -15,8 +15,9 @@ FORMATS = (
     "lines of `ids` or `ids|labels` in a text file, or `input_ids` and `labels`, `codes` for stage TTS has recordings "
     "as codes of a codec, each with its `text`: a folder that `erniekit codes` wrote, or JSON lines. For stage DPO the "
     "records of a format are pairs: `erniekit` with `response` and `sort`, `alpaca` with `question`, `messages` with "
-    "`prompt`, `sharegpt` with `conversations`, the latter three with `chosen` and `rejected`. If it is left out, a "
-    "file's first records decide, and the run says so."
+    "`prompt`, `sharegpt` with `conversations`, the latter three with `chosen` and `rejected`. For stage KTO records "
+    "of dialogues have `label` or `kto_tag`, true or false, too. If it is left out, a file's "
+    "first records decide, and the run says so."
 )
 TEXT_KINDS = ("erniekit", "alpaca", "messages", "sharegpt", "prompt_completion", "asr", "text")
 UNIT_KINDS = ("aligned_units", "token_ids")  # records that are tokens without a template, for PT and SFT
@@ -82,6 +83,9 @@ def _fit_stage(builder: ConfigBuilder, name: str) -> None:
     elif builder.stage.reads_pairs and "prompt_completion" in kinds:
         what = f"stage {builder['stage']} reads pairs of answers, and `prompt_completion` has one answer"
         builder.problem(name, what, "write `messages` for records of `prompt`, `chosen` and `rejected`")
+    elif builder.stage.reads_verdicts and (others := sorted({*UNIT_KINDS, "asr"} & {*kinds})):
+        what = f"stage {builder['stage']} reads answers with a verdict, not {format_value(others)}"
+        builder.problem(name, what, "write the format of dialogues with `label: true` or `false`")
     elif "text" in kinds:
         builder.problem(
             name,
