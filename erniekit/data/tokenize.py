@@ -69,7 +69,7 @@ class TokenizationSettings:
         """Return everything here that determines the samples of the sound records of a source of this kind."""
         unrendered = kind in (TOKEN_IDS, ALIGNED_UNITS, CODES)
         template = None if unrendered or self.template is None else self.template.fingerprint
-        pair_settings = (self.max_prompt_len, self.needs_scores) if kind in BRANCHED_KINDS else ()
+        pair_settings: tuple = (self.max_prompt_len, self.needs_scores) if kind in BRANCHED_KINDS else ()
         pair_settings += ("scored",) if self.scored else ()
         prefix = self.tokenizer.document_prefix if kind == "text" else ()
         split = () if self.split_multi_turn is None else (f"split_multi_turn {self.split_multi_turn}",)

@@ -143,6 +143,14 @@ PAIRS = {
     "max_prompt_len": 96,
     "sft_loss_ratio": 0.1,
 }
+RANKED = {
+    "stage": "RM",
+    "train_dataset_path": str(ROOT / "examples/data/preference-train.jsonl"),
+    "eval_dataset_path": str(ROOT / "examples/data/preference-eval.jsonl"),
+    "max_prompt_len": 96,
+    "margin_scale": 0.5,
+    "center_rewards_coefficient": 0.1,
+}
 VERDICTS = {
     "stage": "KTO",
     "train_dataset_path": str(ROOT / "examples/data/verdict-train.jsonl"),
@@ -165,6 +173,8 @@ TASKS: Mapping[str, Mapping[str, Any]] = {
     "dpo-copy": PAIRS | {"reference_model": "copy", "ref_model_update_steps": 2},
     "kto": PAIRS | {"loss_type": "kto_pair"},
     "verdicts": VERDICTS,
+    "reward-model": RANKED,
+    "reward-model-lora": RANKED | {"fine_tuning": "LoRA", "lora_rank": 4},
     "new-tokens": DIALOGUES | NUMBERS,
     "new-tokens-lora": DIALOGUES | NUMBERS | {"fine_tuning": "LoRA", "lora_rank": 4},
     "new-tokens-dpo-lora": PAIRS | NUMBERS | {"fine_tuning": "LoRA", "lora_rank": 4},
