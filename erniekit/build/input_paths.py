@@ -13,7 +13,9 @@ from typing import Any
 from erniekit.config import Config
 from erniekit.config.object_urls import is_url, url_problem
 from erniekit.config.parameter import ConfigBuilder
+from erniekit.config.registry import PARAMETERS
 from erniekit.config.sections.codes import FITTED
+from erniekit.config.sections.rewards import files_of
 from erniekit.config.stages import STAGES
 from erniekit.data.formats.table import is_hub_dataset
 from erniekit.environment import is_importable
@@ -70,6 +72,8 @@ def read_paths(values: Mapping[str, Any] | Config, verb: str) -> dict[str, tuple
         read["train_dataset_path"] = values["train_dataset_path"]
     if verb == "train" and evaluates and (values["evaluation_strategy"] != "no" or not trains):
         read["eval_dataset_path"] = values["eval_dataset_path"]
+    if verb == "train" and values["stage"] in PARAMETERS["rewards"].stages:
+        read["rewards"] = tuple(files_of(values["rewards"]))
     if verb == "train":
         read["init_from_checkpoint"] = (values["init_from_checkpoint"],)
         if isinstance(values["resume_from_checkpoint"], str):

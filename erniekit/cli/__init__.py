@@ -28,6 +28,7 @@ VERBS = {
     "eval": "measure how good a trained model is on held-out data",
     "validate": "check configuration files and show the resolved values, without running anything",
     "preview": "show the first samples as the model will see them",
+    "rewards": "score answers by the rewards of a configuration, to try them before training",
     "pack": "tokenise and pack training data once, for training runs to replay",
     "chat": "talk to a model",
     "ui": "show a page in the browser: configurations, data, runs, models",

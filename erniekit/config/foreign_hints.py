@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from erniekit.config.feedback_hints import FEEDBACK_HINTS
 from erniekit.config.foreign_names import AXOLOTL, LLAMA_FACTORY, TRANSFORMERS, ForeignName, absent, renamed
 
 _OTHER = (LLAMA_FACTORY, AXOLOTL, TRANSFORMERS)
@@ -12,6 +13,7 @@ _DEEPSPEED = "write sharding: stage1, stage2 or stage3"
 _CODE = "code of a model folder is never run"
 
 HINTS = [
+    *FEEDBACK_HINTS,
     *renamed(
         _OTHER,
         {
@@ -151,7 +153,6 @@ HINTS = [
             "export_quantization_bit": "write `erniekit export FILE --output DIR weight_quantize_algo=nf4`",
             "export_legacy_format": "models are written as safetensors only",
             "use_swanlab": _REPORT,
-            "reward_model": "stages are PT, SFT, DPO and TTS",
             "freeze_trainable_layers": "whole parts are frozen, by freeze_config, or all weights, by lora",
             "freeze_vision_tower": "write freeze_config: freeze_audio, or freeze_vision of an encoder of images",
             "freeze_multi_modal_projector": "write freeze_config: freeze_aligner",
@@ -200,7 +201,6 @@ HINTS = [
             "eval_packing": "packing holds for evaluation, too",
             "completion_only_loss": "only answers are trained in stage SFT",
             "assistant_only_loss": "only answers are trained in stage SFT",
-            "max_completion_length": "answers take what the prompt leaves of max_seq_len",
             "load_best_model": "write load_best_model_at_end",
             "auto_find_batch_size": "`erniekit validate` estimates the memory of a batch size",
             "logging_first_step": "the first step is reported where logging_steps is 1",

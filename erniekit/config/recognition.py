@@ -10,6 +10,7 @@ from typing import Any
 from erniekit.config.foreign import FOREIGN_NAMES, instead
 from erniekit.config.foreign_names import AXOLOTL, LLAMA_FACTORY, TRANSFORMERS
 from erniekit.config.sections.codes import CodesParameters
+from erniekit.config.stages import ALL_STAGES
 
 OWN_NAMES = {"train_dataset_path", "train_dataset_type", "eval_dataset_path"}  # only files for ERNIEKit have them
 WIDTH = 100
@@ -70,7 +71,7 @@ FILES = (
         4,
     ),
     ForeignFile(
-        "this is a file of verl, which trains by reinforcement learning; ERNIEKit's stages are PT, SFT, DPO and TTS",
+        "this is a file of verl; write stage: GRPO and rewards, one line each (docs/migrating.md has all words)",
         frozenset({"actor_rollout_ref", "algorithm", "critic", "reward_model"}),
     ),
     ForeignFile(
@@ -127,7 +128,7 @@ def _vision(values: Mapping[str, Any]) -> str:
     if {"VL", "OCR"} & set(words) or values.get("enable_mm") is True or values.get("multimodal") is True:
         return (
             "this is a file for a vision-language model, and ERNIEKit trains and serves text models only; its stages "
-            "are PT, SFT, DPO and TTS"
+            f"are {', '.join(ALL_STAGES[:-1])} and {ALL_STAGES[-1]}"
         )
     return ""
 

@@ -6,42 +6,22 @@ or a function that never returns, ends in a `RewardError` that names the reward,
 
 from __future__ import annotations
 
-import json
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from erniekit.config import Config
-from erniekit.config.sections.rewards import DeclaredReward, read_range, read_reward, read_tolerance
-from erniekit.errors import UserError
+from erniekit.config.sections.rewards import DeclaredReward, RewardParameters, read_range, read_reward, read_tolerance
 from erniekit.rewards import rules
+from erniekit.rewards.answer import Answer, RewardError, sample
+from erniekit.rewards.functions import ProcessReward
+from erniekit.rewards.process import Limits
 from erniekit.rewards.references import reference_of
 
-
-class RewardError(UserError):
-    """A reward cannot be computed, or a number that is none was given for it."""
-
-
-@dataclass(frozen=True)
-class Answer:
-    """An answer to be scored.
-
-    Attributes:
-        messages: the prompt, as messages with `role` and `content`.
-        text: the answer.
-        record: the data record that the prompt comes from, with all its fields.
-        where: the place of the record in the data, such as "data.jsonl:12".
-    """
-
-    messages: list[dict[str, Any]]
-    text: str
-    record: Mapping[str, Any]
-    where: str
+__all__ = ["Answer", "Reward", "RewardError", "Rewards", "open_rewards"]
 
 
 class Reward(Protocol):
@@ -90,24 +70,35 @@ class Rewards:
             reward.close()
 
 
-def sample(answer: Answer) -> str:
-    """Return how errors name an answer: the place of its record and how it begins."""
-    text = answer.text if len(answer.text) <= 60 else answer.text[:57] + "..."
-    return f"the answer {text!r} to {answer.where}"
-
-
 def open_rewards(config: Config) -> Rewards:
-    """Return the rewards that a configuration declares.
+    """Return the rewards that a configuration declares, with the processes of those that have one.
 
     Raises:
         RewardError: one cannot be opened, for example because its file is missing.
     """
     section = config.rewards
     rewards: dict[str, Reward] = {}
-    for text in section.rewards:
-        declared = read_reward(text)
-        rewards[declared.name] = _RuleReward(declared.name, _RULES[declared.kind](declared, section.reference_field))
+    try:
+        for text in section.rewards:
+            declared = read_reward(text)
+            rewards[declared.name] = _opened(declared, section)
+    except BaseException:  # Ctrl-C, too: the processes of those before must end
+        for reward in rewards.values():
+            reward.close()
+        raise
     return Rewards(rewards, section.reward_weights or [1.0] * len(rewards))
+
+
+def _opened(declared: DeclaredReward, section: RewardParameters) -> Reward:
+    if declared.kind in _PROGRAMS:
+        program = {declared.kind: _PROGRAMS[declared.kind](declared.argument)}
+        limits = Limits(section.reward_time_limit, int(section.reward_memory_limit * 2**30))
+        return ProcessReward(declared.name, program, limits, section.reference_field)
+    if declared.kind == "reward_model":
+        from erniekit.rewards.models import ModelReward  # needs Paddle, which the others do without
+
+        return ModelReward(declared.name, Path(declared.argument).expanduser())
+    return _RuleReward(declared.name, _RULES[declared.kind](declared, section.reference_field))
 
 
 class _RuleReward:
@@ -141,29 +132,19 @@ def _numeric(declared: DeclaredReward, field: str) -> Callable[[Answer], float]:
     return lambda answer: rules.numeric(answer.text, reference_of(answer.record, field), tolerance)
 
 
-def _regex(declared: DeclaredReward, field: str) -> Callable[[Answer], float]:
-    pattern = re.compile(declared.argument)
-    return lambda answer: rules.regex(answer.text, pattern)
-
-
 def _length(declared: DeclaredReward, field: str) -> Callable[[Answer], float]:
     fewest, most = read_range(declared.argument)
     return lambda answer: rules.length(answer.text, fewest, most)
 
 
-def _json_schema(declared: DeclaredReward, field: str) -> Callable[[Answer], float]:
-    path = Path(declared.argument).expanduser()
-    try:
-        validator = rules.schema_validator(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
-        raise RewardError(f"reward {declared.name}: {path}: is no JSON schema that can be read: {error}") from None
-    return lambda answer: rules.json_schema(answer.text, validator)
-
-
 _RULES: Mapping[str, Callable[[DeclaredReward, str], Callable[[Answer], float]]] = {
     "exact_match": _exact_match,
     "numeric": _numeric,
-    "regex": _regex,
     "length": _length,
-    "json_schema": _json_schema,
+}
+# What a process gets to know of a reward's argument. Patterns and schemas may take for ever on an unlucky answer.
+_PROGRAMS: Mapping[str, Callable[[str], str]] = {
+    "regex": lambda pattern: pattern,
+    "json_schema": lambda path: str(Path(path).expanduser().resolve()),
+    "python": lambda function: function,
 }

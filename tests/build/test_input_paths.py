@@ -50,3 +50,9 @@ def test_only_shards_need_a_folder_without_spaces(tmp_path: Path) -> None:
     check_shard_paths(_codes(output_dir=folder, codec="kmeans", codes_format="jsonl"))
     with pytest.raises(ConfigurationError, match="contains a space"):
         check_shard_paths(_codes(output_dir=folder))
+
+
+def test_files_of_rewards_must_be_there(tmp_path: Path) -> None:
+    values = {"stage": "GRPO", "rewards": [f"python:{tmp_path}/mine.py:score", f"json_schema:{tmp_path}/a.json"]}
+    told = dict.fromkeys(what for name, what in missing_paths(_config(**values), "train") if name == "rewards")
+    assert [what.split(" does")[0] for what in told] == [f"{tmp_path}/mine.py", f"{tmp_path}/a.json"]

@@ -121,6 +121,8 @@ ELSEWHERE = {
     "erniekit plot": "tests/runners/test_plot.py",
     "erniekit plot --no-text --output": "tests/runners/test_plot.py::test_several_runs_as_a_picture_and_as_text",
     "erniekit plot --figures --smooth --x": "tests/runners/test_plot.py::test_charts_hold_what_was_asked_for",
+    "erniekit rewards": "tests/runners/test_rewards.py::test_the_verb_prints_a_table_or_lines",
+    "erniekit rewards --answers": "tests/runners/test_rewards.py::test_the_verb_prints_a_table_or_lines",
     "erniekit server": "tests/serving/test_process.py",
     "erniekit server --adapters": "tests/serving/test_adapters.py",
     "erniekit speak --output --text": "tests/cli/test_speak.py::test_one_text_becomes_one_file",

@@ -4,23 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from erniekit.config import Config
-from erniekit.rewards.rewards import Answer, RewardError, Rewards, open_rewards
-
-GIVEN = {"stage": "GRPO", "model_name_or_path": "base", "train_dataset_path": "data.jsonl", "output_dir": "out"}
-
-
-def opened(*rewards: str, **values: Any) -> Rewards:
-    return open_rewards(Config.from_mapping({**GIVEN, "rewards": list(rewards), **values}))
-
-
-def answer(text: str, number: int = 1, **record: Any) -> Answer:
-    return Answer([{"role": "user", "content": "2 + 3"}], text, record, f"data.jsonl:{number}")
+from erniekit.rewards.rewards import Answer, RewardError, Rewards
+from tests.rewards.asking import answer, opened
 
 
 def scores(rewards: Rewards, *answers: Answer) -> list[list[float]]:
