@@ -37,11 +37,13 @@ class TextReading(NamedTuple):
         frontend: a value of `text_frontend`.
         pace: as `inference.speaking.pace.measured_pace`; None: unknown.
         tells_language: whether the model has been told the language of its texts (`language_probability`).
+        longest_prompt: in seconds (`prompt_seconds`), of what it continued; None: unknown, or nothing.
     """
 
     frontend: str = TOKENIZER
     pace: Pace | None = None
     tells_language: bool = True
+    longest_prompt: float | None = None
 
 
 def write_text_reading(folder: Path, reading: TextReading) -> None:
@@ -50,6 +52,7 @@ def write_text_reading(folder: Path, reading: TextReading) -> None:
         "text_frontend": reading.frontend,
         "pace": reading.pace and reading.pace._asdict() | {"letters": dict(reading.pace.letters)},
         "tells_language": reading.tells_language,
+        "longest_prompt": reading.longest_prompt,
     }
     (folder / TEXT_READING_FILE).write_text(json.dumps(content) + "\n", encoding="utf-8")
 
@@ -75,13 +78,16 @@ def read_text_reading(folders: Sequence[Path]) -> TextReading | None:
                 raise ValueError(f"pace is {pace!r:.90}")
         if not isinstance(tells, bool):
             raise ValueError(f"tells_language is {tells!r:.60}")
+        longest = values.get("longest_prompt")  # files of earlier versions have none
+        if longest is not None and not (isinstance(longest, float) and longest > 0):
+            raise ValueError(f"longest_prompt is {longest!r:.60}")
     except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise DataError(
             f"{path}: expected text_frontend, one of {', '.join(FRONTENDS)}, pace, null or seconds_per_letter, "
-            f"seconds_besides and letters, and tells_language, true or false: {error}; put the file of the training "
-            "back"
+            "seconds_besides and letters, tells_language, true or false, and longest_prompt, null or seconds: "
+            f"{error}; put the file of the training back"
         ) from None
-    return TextReading(frontend, pace, tells)
+    return TextReading(frontend, pace, tells, longest)
 
 
 def text_reading_of(run: Mapping[str, Any], folders: Sequence[Path]) -> TextReading | None:

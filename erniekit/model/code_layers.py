@@ -249,6 +249,13 @@ def code_logits(decoder: Decoder, hidden_NH: Tensor, level: int) -> Tensor:
     return logits_of_level(decoder.head, hidden_NH, level)
 
 
+def logits_of_levels(decoder: Decoder, hidden_NH: Tensor) -> Tensor:
+    """Return the logits [N, C, V] of all levels of `omnivoice`, by one product."""
+    heads = decoder.head
+    assert isinstance(heads, JoinedHeads) and len(set(heads.sizes)) == 1, "levels of one size"
+    return heads(hidden_NH).reshape([hidden_NH.shape[0], len(heads.sizes), heads.sizes[0]])
+
+
 def logits_of_level(heads: JoinedHeads | LevelHeads, hidden: Tensor, level: int) -> Tensor:
     """Return the logits [..., V_l] of a level."""
 

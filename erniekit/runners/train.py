@@ -199,7 +199,8 @@ def _tell_codes(config: Config, *, writes: bool) -> None:
     first = islice(spoken, MEASURED_RECORDINGS)
     pace = measured_pace((record.text, record.shape[1] / codec.frame_rate) for record in first)
     section = config.speech
-    reading = TextReading(section.text_frontend, pace, section.language_probability > 0)
+    longest = section.prompt_seconds[1] if section.tts_objective == "ar_nar" else None
+    reading = TextReading(section.text_frontend, pace, section.language_probability > 0, longest or None)
     write_text_reading(config.output_dir, reading)
 
 

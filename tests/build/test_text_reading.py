@@ -17,13 +17,18 @@ from erniekit.errors import DataError
     [
         TextReading(),
         TextReading("characters", Pace(0.125, 0.25, {"a": 0.5, "\u00df": -0.25})),
-        TextReading("phonemes", None, False),
+        TextReading("phonemes", None, False, 0.75),
     ],
 )
 def test_what_is_written_is_read(tmp_path: Path, reading: TextReading) -> None:
     assert read_text_reading([tmp_path]) is None
     write_text_reading(tmp_path, reading)
     assert read_text_reading([tmp_path / "absent", tmp_path]) == reading
+
+
+def test_a_file_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    (tmp_path / "speech.json").write_text(damaged())
+    assert read_text_reading([tmp_path]) == TextReading()
 
 
 def test_the_parameters_of_a_run_come_first(tmp_path: Path) -> None:
@@ -51,6 +56,8 @@ def damaged(**values: Any) -> str:
         damaged(pace={"seconds_per_letter": 0.1, "seconds_besides": 0.0, "letters": 3}),
         damaged(pace={"seconds_per_letter": 0.1, "seconds_besides": 0.0, "letters": {"a": "long"}}),
         damaged(tells_language="yes"),
+        damaged(longest_prompt="3"),
+        damaged(longest_prompt=-3.0),
         "[" * 10_000,
     ],
 )

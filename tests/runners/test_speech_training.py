@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from erniekit.build.text_reading import read_text_reading
 from erniekit.config import Config
 from erniekit.runners.evaluate import run_evaluation
 from tests.runners.coded_speech import LEVELS, coded_speech
@@ -49,6 +50,8 @@ def test_a_plain_model_learns_to_speak(train: Train, values: dict[str, Any], obj
     config = json.loads((run.output / "config.json").read_text())
     assert config["model_type"] == {"masked": "omnivoice", "ar_nar": "vall_e"}[objective]
     assert config["num_audio_codebook"] == LEVELS
+    reading = read_text_reading([run.output])
+    assert reading is not None and reading.longest_prompt == (0.1 if objective == "ar_nar" else None)
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)

@@ -60,8 +60,8 @@ def language_of(place_in_site: str) -> str:
 
 
 def sources(language: str) -> list[str]:
-    """Return the pages and pictures of a language, as paths in the repository."""
-    kinds = {".md", ".ipynb", ".svg", ".png"}
+    """Return the pages, pictures and sounds of a language, as paths in the repository."""
+    kinds = {".md", ".ipynb", ".svg", ".png", ".flac"}
     found = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs").rglob("*")) if path.suffix in kinds]
     found += [path for path in MOVED if path.endswith(".md") and not path.startswith("docs/")]
     return [path for path in found if language_of(place(path)) == language]

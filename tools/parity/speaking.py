@@ -174,16 +174,26 @@ def codecs(work: Path, count: int | None) -> list[str]:
     tests = held_out(voice, count)
     train = sorted((voice / "train").glob("*.flac"))[:600]
     original = errors(recogniser, tests, lambda sound: sound)
-    lines = ["| frames a second | levels | codes | wrong words | WER |", "|---:|---:|---:|---:|---:|"]
-    lines.append(f"| original | | | {int(original.edits.sum())} of {int(original.words.sum())} | {original.rate:.3f} |")
-    for hop in (160, 256):
+    lines = ["| frames a second | window, ms | levels | codes | wrong words | WER |", "|---:|---:|---:|---:|---:|---:|"]
+    lines.append(
+        f"| original | | | | {int(original.edits.sum())} of {int(original.words.sum())} | {original.rate:.3f} |"
+    )
+    for hop, window in ((160, 512), (256, 512), (256, 1024), (400, 1024), (512, 1024)):
         for size in (64, 128, 256):
-            config = ResidualKMeansConfig(MelFrames(hop_length=hop), levels=4, codebook_size=size)
+            config = ResidualKMeansConfig(MelFrames(hop_length=hop, n_fft=window), levels=4, codebook_size=size)
             codec = fit_residual_kmeans(map(read_sound, train), config)
             for levels in (2, 4):
                 one = of_levels(codec, levels, config.griffin_lim_rounds)
                 found = errors(recogniser, tests, lambda sound, one=one: one.decode(one.encode(sound)))
-                cells = (f"{config.frames.frame_rate:g}", levels, size, int(found.edits.sum()), f"{found.rate:.3f}")
+                milliseconds = f"{1e3 * window / make_voice.make_speech.RATE:g}"
+                cells = (
+                    f"{config.frames.frame_rate:g}",
+                    milliseconds,
+                    levels,
+                    size,
+                    int(found.edits.sum()),
+                    f"{found.rate:.3f}",
+                )
                 lines.append(f"| {' | '.join(map(str, cells))} |")
                 print(lines[-1], file=sys.stderr, flush=True)
     return lines

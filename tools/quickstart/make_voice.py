@@ -7,7 +7,7 @@ FLAC files of 16 kHz, their records, {"audio_path": ..., "text": "three five nin
 
     train.jsonl     9,600 phrases of 1 to 4 digits
     eval.jsonl      120 phrases of 3 or 4 digits, none of them in train.jsonl
-    codec/          two levels of 128 codes, 62.5 frames a second
+    codec/          two levels of 128 codes, 40 frames a second
 
 `erniekit codes` then makes codes of both. The same seed and the same eSpeak NG give the same bytes.
 """
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 SEED = 17
 VOICE, SPEED, PITCH, SILENCE, PEAK = "en-us+f1", 155, 50, 0.05, 0.7
-HOP, LEVELS, CODES = 256, 2, 128
+HOP, WINDOW, LEVELS, CODES = 400, 1024, 2, 128  # samples, samples; few frames a second make short sequences
 COUNTS = {"train": 9600, "eval": 120}
 CODEC_RECORDINGS = 2400  # on which the codec is fitted
 
@@ -79,7 +79,7 @@ def write(output: Path, first: int | None = None) -> None:
                 sounds.append(sound)
         (output / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
         print(f"{output / name}.jsonl: {len(lines):,} recordings, {seconds / 60:.1f} minutes", flush=True)
-    config = ResidualKMeansConfig(MelFrames(hop_length=HOP), levels=LEVELS, codebook_size=CODES)
+    config = ResidualKMeansConfig(MelFrames(hop_length=HOP, n_fft=WINDOW), levels=LEVELS, codebook_size=CODES)
     (output / "codec").mkdir(exist_ok=True)
     fit_residual_kmeans(sounds, config).save(output / "codec")
     rate = config.frames.frame_rate

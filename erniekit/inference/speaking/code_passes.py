@@ -17,7 +17,7 @@ from erniekit.data.templates.ernie import IGNORE_INDEX, Sample
 from erniekit.errors import UserError
 from erniekit.model.attention import AttentionPlan
 from erniekit.model.bf16 import float32_products
-from erniekit.model.code_layers import code_logits
+from erniekit.model.code_layers import code_logits, logits_of_levels
 
 MAX_POSITIONS = 8192  # of a row, unless one document is longer
 
@@ -65,6 +65,11 @@ class CodePass:
         """Return float32 logits [n, V] of the codes of a level at some positions."""
         with generating(self._decoder):
             return code_logits(self._decoder, hidden_SH[places], level).astype("float32")
+
+    def logits_of_levels(self, hidden_SH: paddle.Tensor, places: slice) -> paddle.Tensor:
+        """Return float32 logits [n, C, V] of the codes of all levels at some positions; only of masked codes."""
+        with generating(self._decoder):
+            return logits_of_levels(self._decoder, hidden_SH[places]).astype("float32")
 
 
 def _sample(document: CodeDocument) -> Sample:

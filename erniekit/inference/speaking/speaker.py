@@ -50,6 +50,7 @@ logger = logging.getLogger(__name__)
 
 
 LONG_VOICE = 20.0  # seconds
+LONGER_VOICE = 1.1  # times the longest prompt of the training: what a cut at a frame, or at silence, adds
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,7 @@ class SpeechModel:
         adapted: the levels that adapters serve (`lora_codebooks`); None: all.
         tells_language: whether the model was told the language of its texts.
         is_published: it was trained by others, with their words for voices (`voice_words.py`).
+        longest_prompt: in seconds, that it was trained with; None: unknown.
         seed: of the random draws of codes.
     """
 
@@ -109,6 +111,7 @@ class SpeechModel:
         device: str = "auto",
         tells_language: bool = True,
         is_published: bool = False,
+        longest_prompt: float | None = None,
     ) -> None:
         self.decoder, self.tokenizer, self.codec_facts = decoder, tokenizer, codec
         self.layout = code_layout(decoder.config)
@@ -116,6 +119,7 @@ class SpeechModel:
         self._pace, self._adapted = pace, adapted
         self._seed, self._device, self.is_published = seed, device, is_published
         self.frontend, self.tells_language = frontend, tells_language
+        self._longest_prompt = longest_prompt
 
     @classmethod
     def load(
@@ -165,6 +169,7 @@ class SpeechModel:
             device=device,
             tells_language=reading.tells_language,
             is_published=found is None and code_layout(config).kind == OMNIVOICE,
+            longest_prompt=reading.longest_prompt,
         )
 
     @property
@@ -201,7 +206,13 @@ class SpeechModel:
                 f"{recording}: expected the recording of a voice, got silence; name another one, or keep its silence "
                 "with --keep-reference"
             )
-        if (seconds := len(sound) / self.sampling_rate) > LONG_VOICE:
+        seconds = len(sound) / self.sampling_rate
+        if self._longest_prompt is not None and seconds > LONGER_VOICE * self._longest_prompt:
+            logger.warning(
+                f"{recording}: the voice has {seconds:,.1f} s, and the model was trained with prompts up to "
+                f"{self._longest_prompt:g} s (prompt_seconds); a shorter recording is spoken after more clearly"
+            )
+        elif seconds > LONG_VOICE:
             logger.warning(f"{recording}: the voice has {seconds:,.1f} s; 3 to 10 s are enough, and faster")
         return Voice(np.asarray(self.codec.encode(sound[: len(sound) // hop * hop]), np.int64), text, rms)
 

@@ -225,6 +225,21 @@ def test_a_voice_is_read_from_a_recording(model: SpeechModel, tmp_path: Path) ->
         model.voice(tmp_path / "quiet.wav", "Hello")
 
 
+def test_a_voice_longer_than_the_prompts_of_the_training_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = speaker_folder(tmp_path / "model", "vall_e")
+    write_text_reading(folder, TextReading(longest_prompt=0.5))
+    model = SpeechModel.load(folder)
+    sound = np.random.default_rng(0).standard_normal(RATE)
+    for seconds in (0.5, 1.0):
+        soundfile.write(tmp_path / "voice.wav", 0.01 * sound[: int(seconds * RATE)], RATE)
+        model.voice(tmp_path / "voice.wav", "one", keep_silence=True)
+        assert ("the voice has 1.0 s, and the model was trained with prompts up to 0.5 s" in caplog.text) == (
+            seconds == 1.0
+        )
+
+
 def test_a_quiet_voice_speaks_quietly(model: SpeechModel) -> None:
     codes = np.ones((LEVELS, 20), np.int64)
     loud, quiet = (
