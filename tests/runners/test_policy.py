@@ -229,7 +229,7 @@ ACTS: list[
     ("clip_ratio_max", 1.3, STALE, "grad_norm", 2),
     ("kl_estimator", "k2", {**STALE, "beta": 0.1}, "kl", 2),
     ("beta", 0.5, STALE, "grad_norm", 2),
-    ("loss_type", "dapo", {"clip_ratio_high": 0.2}, "loss", 0),
+    ("loss_type", "rloo", {}, "grad_norm", 0),
     ("max_completion_len", 4, {}, "completion_len", 0),
 ]
 
@@ -294,6 +294,35 @@ def test_a_ratio_that_is_not_1_ends_the_run(
     monkeypatch.setattr(RolloutSteps, "_over_ranks", lambda self, values: found(self, values) + np.float32(0.01))
     with pytest.raises(TrainingError, match="the ratio of the first update must be 1"):
         answer_prompts(num_iterations=2)
-    monkeypatch.setattr(RolloutSteps, "_over_ranks", lambda self, values: found(self, values) + np.float32(0.5))
-    with pytest.raises(TrainingError, match="the answers are not those of the weights"):
-        answer_prompts(num_iterations=2)
+
+
+def test_answers_of_other_weights_end_the_run(
+    answer_prompts: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens whose probability was another one where they were sampled."""
+    from erniekit.errors import TrainingError
+    from erniekit.rollouts import steps
+
+    def stale(*given: Any, **named: Any) -> list[Any]:
+        found = steps_sample(*given, **named)
+        return [answer._replace(logps=[value - 0.5 for value in answer.logps]) for answer in found]
+
+    steps_sample = steps.sample_answers
+    monkeypatch.setattr(steps, "sample_answers", stale)
+    with pytest.raises(TrainingError, match=r"differs by 0.5 on average .*the answers are not those of the weights"):
+        answer_prompts()
+
+
+def test_a_model_is_evaluated_by_rewards_without_training(
+    make_config: Callable[..., Any], tiny_base: Path, prompts: Path
+) -> None:
+    from erniekit.runners.evaluate import run_evaluation
+
+    config = make_config(
+        stage="GRPO", do_train=False, do_eval=True, model_name_or_path=str(tiny_base), continue_training=True,
+        eval_dataset_path=str(prompts), rewards=["length:1-12"], max_completion_len=8, train_dataset_path=None,
+    )  # fmt: skip
+    result = run_evaluation(config)
+    assert result.metrics["reward"] == result.metrics["reward_length"] > 0 and result.units == len(PROMPTS)
+    written = json.loads((config.output_dir / "eval_results.json").read_text())
+    assert written["eval_reward"] == pytest.approx(result.metrics["reward"]) and "eval_loss" not in written
