@@ -43,7 +43,6 @@ from erniekit.training.objectives.reference import ComputeLogps, Reference
 
 logger = logging.getLogger(__name__)
 
-SAMPLING_GAP = 0.3  # of the mean log-probability of a token, at sampling and in training: beyond it weights differ
 _STATE = ROLLOUT + "state"
 
 
@@ -324,8 +323,6 @@ class RolloutSteps:
             if not np.isfinite(values).all():
                 raise TrainingError(f"rollout {self.number}: log-probabilities are not finite; lower learning_rate")
             rollout = rollout.with_values(**{name: values})
-        if "old_logps" in names and len(rollout.old_logps):
-            self._check_gap(rollout)
         return rollout
 
     def _measure(self, name: str, rollout: Rollout, update: int, values: np.ndarray) -> None:
@@ -348,17 +345,6 @@ class RolloutSteps:
             return values
         total = self.ranks.sum(values.astype(np.float64))
         return total.astype(np.float32)
-
-    def _check_gap(self, rollout: Rollout) -> None:
-        """Raise TrainingError if answers have other probabilities in training than where they were sampled."""
-        taken = ~np.repeat(rollout.masked, rollout.lengths)
-        gap = float(np.abs(rollout.old_logps - rollout.sampled_logps)[taken].mean()) if taken.any() else 0.0
-        if gap > SAMPLING_GAP:
-            raise TrainingError(
-                f"rollout {self.number}: the log-probability of a sampled token differs by {gap:.3g} on average from "
-                "that in training: the answers are not those of the weights that are being trained\n"
-                "  Please report this."
-            )
 
     def _advantages(self, rollout: Rollout, rewards: np.ndarray) -> np.ndarray:
         """Return the advantage of each token: float64 [T]."""

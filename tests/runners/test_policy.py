@@ -211,6 +211,118 @@ def test_a_rollout_is_of_whole_groups(make_config: Callable[..., Any], tiny_base
     config = make_config(
         stage="GRPO", model_name_or_path=str(tiny_base), continue_training=True, train_dataset_path=str(prompts),
         rewards=["exact_match"], num_generations=3, per_device_train_batch_size=4, gradient_accumulation_steps=2,
+        max_completion_len=8,
     )  # fmt: skip
     with pytest.raises(UserError, match=r"a rollout has 8 answers.*which are no whole groups"):
         preflight(config)
+
+
+STALE = {"num_iterations": 3, "max_steps": 3, "learning_rate": 3e-2}  # the third update has ratios far from 1
+ACTS: list[
+    tuple[str, Any, dict[str, Any], str, int]
+] = [  # a parameter, another value, with what, a figure, at which step
+    ("rollout_temperature", 0.5, {}, "entropy", 0),
+    ("scale_rewards", False, {}, "grad_norm", 0),
+    ("importance_sampling_level", "sequence", STALE, "grad_norm", 2),
+    ("clip_ratio_low", 0.9, STALE, "clip_low", 2),
+    ("clip_ratio_high", 1e6, STALE, "clip_high", 2),
+    ("clip_ratio_max", 1.3, STALE, "grad_norm", 2),
+    ("kl_estimator", "k2", {**STALE, "beta": 0.1}, "kl", 2),
+    ("beta", 0.5, STALE, "grad_norm", 2),
+    ("loss_type", "rloo", {}, "grad_norm", 0),
+    ("max_completion_len", 4, {}, "completion_len", 0),
+]
+
+
+@pytest.mark.proves(*dict.fromkeys(name for name, *_ in ACTS))
+@pytest.mark.parametrize(("name", "other", "parameters", "figure", "step"), ACTS, ids=[name for name, *_ in ACTS])
+def test_a_parameter_changes_its_figure(
+    answer_prompts: Callable[..., Any], name: str, other: Any, parameters: dict[str, Any], figure: str, step: int
+) -> None:
+    common = {"max_steps": 1, **parameters}
+    before, after = (
+        [record for record in answer_prompts(**values).log if "loss" in record][step][figure]
+        for values in (common, {**common, name: other})
+    )
+    assert before != pytest.approx(after, rel=1e-4, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "told"),
+    [
+        ({"num_generations": 1}, "one answer has no others to be compared with"),
+        ({"loss_type": "sigmoid"}, "`sigmoid` is no loss of stage GRPO"),
+        ({"loss_type": "gspo", "importance_sampling_level": "token"}, "gspo has the ratio of whole answers"),
+        ({"beta": 0.1, "kl_estimator": "k1"}, "its gradient is 0 on average"),
+        ({"clip_ratio_max": 1.1}, "lies inside of the clip"),
+        ({"hidden_dropout_prob": 0.1}, "answers are sampled from the model without dropout"),
+        ({"sharding": "stage3", "sharding_parallel_degree": 2}, "whole weights for one layer at a time"),
+        ({"pipeline_parallel_degree": 2}, "most of them idle"),
+        ({"max_completion_len": 128}, "leaves no room for a prompt"),
+        ({"overlong_handling": "soft", "overlong_buffer": 9}, "is above max_completion_len 8"),
+        ({"reference_model": "precomputed", "beta": 0.1}, "answers are not known before they are sampled"),
+        ({"train_dataset_type": "asr"}, "stage GRPO reads prompts, not asr"),
+    ],
+)
+def test_what_cannot_be_is_refused(answer_prompts: Callable[..., Any], parameters: dict[str, Any], told: str) -> None:
+    from erniekit.errors import ConfigurationError
+
+    with pytest.raises(ConfigurationError, match=told):
+        answer_prompts(**parameters)
+
+
+def test_there_is_nothing_to_overfit_pack_or_preview(make_config: Callable[..., Any], tmp_path: Path) -> None:
+    from erniekit.errors import ConfigurationError
+    from erniekit.runners.overfit_check import overfit_check
+    from erniekit.runners.pack import pack_data
+    from erniekit.runners.preview import preview
+
+    config = make_config(stage="GRPO", rewards=["exact_match"], max_completion_len=8, num_generations=2)
+    for run in (overfit_check, preview, lambda config: pack_data(config, tmp_path / "packed")):
+        with pytest.raises(ConfigurationError, match="its samples are answers of the model"):
+            run(config)
+
+
+def test_a_ratio_that_is_not_1_ends_the_run(
+    answer_prompts: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Log-probabilities of other weights, as where an engine has a stale copy."""
+    from erniekit.errors import TrainingError
+    from erniekit.rollouts.steps import RolloutSteps
+
+    found = RolloutSteps._over_ranks
+    monkeypatch.setattr(RolloutSteps, "_over_ranks", lambda self, values: found(self, values) + np.float32(0.01))
+    with pytest.raises(TrainingError, match="the ratio of the first update must be 1"):
+        answer_prompts(num_iterations=2)
+
+
+def test_answers_of_other_weights_end_the_run(
+    answer_prompts: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens whose probability was another one where they were sampled."""
+    from erniekit.errors import TrainingError
+    from erniekit.rollouts import steps
+
+    def stale(*given: Any, **named: Any) -> list[Any]:
+        found = steps_sample(*given, **named)
+        return [answer._replace(logps=[value - 0.5 for value in answer.logps]) for answer in found]
+
+    steps_sample = steps.sample_answers
+    monkeypatch.setattr(steps, "sample_answers", stale)
+    with pytest.raises(TrainingError, match=r"differs by 0.5 on average .*the answers are not those of the weights"):
+        answer_prompts()
+
+
+def test_a_model_is_evaluated_by_rewards_without_training(
+    make_config: Callable[..., Any], tiny_base: Path, prompts: Path
+) -> None:
+    from erniekit.runners.evaluate import run_evaluation
+
+    config = make_config(
+        stage="GRPO", do_train=False, do_eval=True, model_name_or_path=str(tiny_base), continue_training=True,
+        eval_dataset_path=str(prompts), rewards=["length:1-12"], max_completion_len=8, train_dataset_path=None,
+    )  # fmt: skip
+    result = run_evaluation(config)
+    assert result.metrics["reward"] == result.metrics["reward_length"] > 0 and result.units == len(PROMPTS)
+    written = json.loads((config.output_dir / "eval_results.json").read_text())
+    assert written["eval_reward"] == pytest.approx(result.metrics["reward"]) and "eval_loss" not in written

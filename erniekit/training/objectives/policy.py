@@ -29,6 +29,7 @@ from erniekit.training.objectives.policy_losses import (
 from erniekit.training.objectives.reference import ComputeLogps, ReferenceLogps, eval_mode
 
 ROLLOUT = "rollout/"  # begins the names of what a checkpoint holds of the answers that are being learned from
+SAMPLING_GAP = 0.3  # of a token's log-probability, at sampling and in training, on average: beyond it weights differ
 RATIO_TOLERANCE = 1e-3  # of a log-ratio that must be 0, in float32
 RATIO_TOLERANCE_16_BITS = 0.1
 
@@ -125,10 +126,10 @@ def policy(
 
     Args:
         is_first_update: whether the weights are those that the answers were sampled from. Then the ratio of every token
-            must be 1.
+            must be 1, and that at sampling nearly so.
 
     Raises:
-        TrainingError: (from the loss) it is not.
+        TrainingError: (from the loss) they are not.
     """
     form = LOSSES[settings.loss_type]
     forward = answer_token_logps(
@@ -148,6 +149,7 @@ def policy(
         first = is_first_update()
         if first:
             _check_ratio(logps.detach(), old, settings.tolerance)
+            _check_sampling(logps.detach(), sampled)
         tokens = clipped_losses(logps, old, advantages, answers, clip=settings.clip, level=settings.level)
         losses = tokens.losses
         count = paddle.to_tensor(float(len(sampled)))
@@ -190,4 +192,14 @@ def _check_ratio(logps: Tensor, old: Tensor, tolerance: float) -> None:
             f"the ratio of the first update must be 1, and a token's log-ratio is {furthest:.3g}: the weights have "
             "changed since the answers were sampled, or the forward pass is not repeatable\n"
             "  Resume from the newest checkpoint; if it happens again, please report it."
+        )
+
+
+def _check_sampling(logps: Tensor, sampled: Tensor) -> None:
+    """Raise TrainingError if tokens have other probabilities in training than where they were sampled."""
+    gap = float((logps - sampled).abs().mean()) if logps.shape[0] else 0.0
+    if not gap <= SAMPLING_GAP:
+        raise TrainingError(
+            f"the log-probability of a sampled token differs by {gap:.3g} on average from that in training: the "
+            "answers are not those of the weights that are being trained\n  Please report this."
         )
