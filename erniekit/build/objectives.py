@@ -21,16 +21,19 @@ from erniekit.build.reference import (
     log_prob_fn,
     precomputed_references,
 )
+from erniekit.build.teacher import open_teacher
 from erniekit.config import Config
 from erniekit.config.sections.dpo import reference_mode
 from erniekit.data.batch import Batch
 from erniekit.distributed.mesh import SINGLE_PROCESS_MESH, Mesh
 from erniekit.model.architectures.speaking import code_layout, codebook_weights
 from erniekit.model.decoder import Decoder
+from erniekit.model.divergence import Divergence
 from erniekit.training.checkpoint.state import load_extra_state, load_state
 from erniekit.training.checkpoint.tensors import NO_TENSORS
 from erniekit.training.collectives import SINGLE_PROCESS, Ranks
 from erniekit.training.objectives.codes import ar_nar_codes, masked_codes
+from erniekit.training.objectives.distillation import Teacher, distillation, model_teacher
 from erniekit.training.objectives.objective import Objective, supervised
 from erniekit.training.objectives.preference import preference
 from erniekit.training.objectives.reference import (
@@ -128,6 +131,23 @@ def preference_objective_of_batch(config: Config, model: Decoder, batch: Batch) 
     return preference_objective(config, PrecomputedReference(table))
 
 
+def distillation_objective(config: Config, teacher: Teacher) -> Objective:
+    """Build the divergence from a teacher that section 2.11 describes."""
+    section = config.distillation
+    divergence = Divergence(section.distill_divergence, section.jsd_beta, section.distill_temperature)
+    return distillation(teacher, divergence, section.distill_sft_share, dense_mask=config.uses_dense_mask)
+
+
+def distillation_objective_of_run(config: Config, mesh: Mesh = SINGLE_PROCESS_MESH) -> Objective:
+    """Build the same with the teacher in the memory of each process.
+
+    Raises:
+        ModelFileError: the folder of the teacher is not valid, or its vocabulary is another.
+    """
+    teacher = model_teacher(open_teacher(config, mesh), dense_mask=config.uses_dense_mask)
+    return distillation_objective(config, teacher)
+
+
 def speech_objective(config: Config, model: Decoder) -> Objective:
     """Build the loss of codes that section 2.8 describes, and log it."""
     section, head = config.speech, head_settings(config)
@@ -150,8 +170,8 @@ def _numbers(values: Iterable[float]) -> str:
 
 
 def freeze_mtp(model: Decoder) -> None:
-    """Freeze multi-token prediction layers, which preference losses do not train; weight decay would shrink them."""
+    """Freeze multi-token prediction layers, which this stage does not train; weight decay would shrink them."""
     if model.mtp:
         for parameter in model.mtp.parameters():
             parameter.stop_gradient = True
-        logger.info("multi-token prediction layers are frozen: preference losses do not train them")
+        logger.info("multi-token prediction layers are frozen: this stage does not train them")

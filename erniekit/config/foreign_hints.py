@@ -151,7 +151,7 @@ HINTS = [
             "export_quantization_bit": "write `erniekit export FILE --output DIR weight_quantize_algo=nf4`",
             "export_legacy_format": "models are written as safetensors only",
             "use_swanlab": _REPORT,
-            "reward_model": "stages are PT, SFT, DPO and TTS",
+            "reward_model": "stages are PT, SFT, DPO, TTS and DISTILL",
             "freeze_trainable_layers": "whole parts are frozen, by freeze_config, or all weights, by lora",
             "freeze_vision_tower": "write freeze_config: freeze_audio, or freeze_vision of an encoder of images",
             "freeze_multi_modal_projector": "write freeze_config: freeze_aligner",

@@ -70,7 +70,8 @@ FILES = (
         4,
     ),
     ForeignFile(
-        "this is a file of verl, which trains by reinforcement learning; ERNIEKit's stages are PT, SFT, DPO and TTS",
+        "this is a file of verl, which trains by reinforcement learning; ERNIEKit's stages are PT, SFT, DPO, TTS and "
+        "DISTILL",
         frozenset({"actor_rollout_ref", "algorithm", "critic", "reward_model"}),
     ),
     ForeignFile(
@@ -127,7 +128,7 @@ def _vision(values: Mapping[str, Any]) -> str:
     if {"VL", "OCR"} & set(words) or values.get("enable_mm") is True or values.get("multimodal") is True:
         return (
             "this is a file for a vision-language model, and ERNIEKit trains and serves text models only; its stages "
-            "are PT, SFT, DPO and TTS"
+            "are PT, SFT, DPO, TTS and DISTILL"
         )
     return ""
 

@@ -28,6 +28,9 @@ PREFERENCE_METRICS = (
     "eval_loss", "eval_reward_accuracy", "eval_reward_margin", "eval_reward_chosen", "eval_preference_loss",
     "eval_logps_chosen",
 )  # fmt: skip
+DISTILLATION_METRICS = (
+    "eval_loss", "eval_divergence", "eval_teacher_agreement", "eval_token_accuracy", "eval_sft_loss",
+)  # fmt: skip
 GENERATION_METRICS = (  # of answers to held-out dialogues
     "eval_exact_match", "eval_rouge1", "eval_rouge2", "eval_rougeL", "eval_bleu", "eval_wer", "eval_cer",
 )  # fmt: skip
@@ -100,6 +103,7 @@ STAGES: Mapping[str, Stage] = {
             learning_rate=1e-4,
             lora_learning_rate=1e-4,
         ),
+        Stage("DISTILL", "dialogues", metrics=DISTILLATION_METRICS),
     )
 }
 ALL_STAGES = tuple(STAGES)

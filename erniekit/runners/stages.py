@@ -12,6 +12,7 @@ from pathlib import Path
 
 from erniekit.build.data import RunData
 from erniekit.build.objectives import (
+    distillation_objective_of_run,
     freeze_mtp,
     preference_evaluation_objective,
     preference_objective_of_batch,
@@ -78,7 +79,28 @@ SPEECH = StageObjectives(
     evaluation=lambda config, model, ranks, mesh: speech_objective(config, model),
     single_batch=lambda config, model, batch: speech_objective(config, model),
 )
-STAGES: Mapping[str, StageObjectives] = {"PT": SUPERVISED, "SFT": SUPERVISED, "DPO": PREFERENCE, "TTS": SPEECH}
+
+
+def _distillation_objectives(
+    config: Config, model: Decoder, data: RunData, checkpoint: Path | None, ranks: Ranks, mesh: Mesh
+) -> tuple[Objective, Objective]:
+    objective = distillation_objective_of_run(config, mesh)
+    return objective, objective
+
+
+DISTILLATION = StageObjectives(
+    training=_distillation_objectives,
+    evaluation=lambda config, model, ranks, mesh: distillation_objective_of_run(config, mesh),
+    single_batch=lambda config, model, batch: distillation_objective_of_run(config),
+    prepare_model=freeze_mtp,
+)
+STAGES: Mapping[str, StageObjectives] = {
+    "PT": SUPERVISED,
+    "SFT": SUPERVISED,
+    "DPO": PREFERENCE,
+    "TTS": SPEECH,
+    "DISTILL": DISTILLATION,
+}
 assert STAGES.keys() == DECLARED.keys()
 
 

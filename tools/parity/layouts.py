@@ -149,6 +149,7 @@ CODES = {  # of recordings that `Comparison` writes
     "eval_dataset_type": "codes",
     "audio_codebook_weights": "3,1",
 }
+DISTILL = {"stage": "DISTILL", "distill_divergence": "jsd", "distill_sft_share": 0.25}  # a teacher is written, too
 NUMBERS = {"added_token_ranges": ["{10..599}"]}  # which the records hold; two of two ranks have rows for them
 TASKS: Mapping[str, Mapping[str, Any]] = {
     "sft": DIALOGUES,
@@ -160,6 +161,7 @@ TASKS: Mapping[str, Mapping[str, Any]] = {
     "new-tokens": DIALOGUES | NUMBERS,
     "new-tokens-lora": DIALOGUES | NUMBERS | {"fine_tuning": "LoRA", "lora_rank": 4},
     "new-tokens-dpo-lora": PAIRS | NUMBERS | {"fine_tuning": "LoRA", "lora_rank": 4},
+    "distill": DIALOGUES | DISTILL,
     "tts": CODES,
     "tts-ar-nar": CODES
     | {
@@ -214,6 +216,12 @@ class Comparison:
             settings = {**MODELS[model], "num_hidden_layers": layers}
             run_ranks(make_model, 1, model_folder=str(folder / model), settings=settings)
         self._data: dict[str, Any] = {}
+        if TASKS[task]["stage"] == "DISTILL":
+            teacher = folder / "teacher"
+            if not teacher.exists():
+                settings = {**ERNIE, "hidden_size": 48, "num_hidden_layers": 2}
+                run_ranks(make_model, 1, model_folder=str(teacher), settings=settings, seed=2)
+            self._data = {"teacher_model_name_or_path": str(teacher)}
         if "train_dataset_path" not in TASKS[task]:
             codes = folder / f"codes-{task}"
             coded_speech(codes, 60)

@@ -32,7 +32,8 @@ class BasicParameters:
         "SFT",
         "The kind of training. PT continues next-token training on plain text; SFT trains on the assistant's "
         "turns of conversations; DPO trains on pairs of a preferred and a rejected answer; TTS (text to speech) trains "
-        "a model that predicts the codes of recordings, see section 2.8. The stage decides which data formats are "
+        "a model that predicts the codes of recordings, see section 2.8; DISTILL trains on conversations towards the "
+        "distributions of a teacher, see section 2.11. The stage decides which data formats are "
         "read, which loss is used and which default learning rate applies.",
         choices=ALL_STAGES,
         verbs=("train", "eval", "preview"),
@@ -75,7 +76,7 @@ class BasicParameters:
         "Training and answering should agree: with false an empty thought belongs to the question, so that "
         "only the answer is trained. null leaves the choice to the template.",
         verbs=TEMPLATE_VERBS,
-        stages=("SFT", "DPO"),
+        stages=("SFT", "DPO", "DISTILL"),
         example=False,
     )
     chat_template_kwargs: tuple[str, ...] = parameter(
@@ -85,7 +86,7 @@ class BasicParameters:
         "Llama 3.",
         kind=TEXTS,
         verbs=TEMPLATE_VERBS,
-        stages=("SFT", "DPO"),
+        stages=("SFT", "DPO", "DISTILL"),
         example="date_string=22 Nov 2026",
     )
     continue_training: bool = parameter(
