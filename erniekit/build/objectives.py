@@ -22,6 +22,7 @@ from erniekit.build.reference import (
     precomputed_references,
 )
 from erniekit.build.teacher import open_teacher
+from erniekit.build.teacher_table import table_teachers
 from erniekit.config import Config
 from erniekit.config.sections.dpo import reference_mode
 from erniekit.data.batch import Batch
@@ -146,6 +147,26 @@ def distillation_objective_of_run(config: Config, mesh: Mesh = SINGLE_PROCESS_ME
     """
     teacher = model_teacher(open_teacher(config, mesh), dense_mask=config.uses_dense_mask)
     return distillation_objective(config, teacher)
+
+
+def distillation_objectives(
+    config: Config, model: Decoder, data: RunData, ranks: Ranks, mesh: Mesh
+) -> tuple[Objective, Objective]:
+    """Build the divergences of training and of its evaluations, with the teacher in memory or its likeliest tokens on
+    disk.
+
+    Raises:
+        UserError: the teacher or a table of its tokens is not what the run needs.
+    """
+    if not config.distillation.teacher_top_k:
+        objective = distillation_objective_of_run(config, mesh)
+        return objective, objective
+    datasets = {"training": (data.plan.dataset, data.dp_rank)}
+    if data.evaluation_plan is not None:
+        datasets["evaluation"] = (data.evaluation_plan.dataset, data.dp_rank)
+    teachers = table_teachers(config, datasets, model.head.tp, ranks, mesh)
+    objectives = {name: distillation_objective(config, teacher) for name, teacher in teachers.items()}
+    return objectives["training"], objectives.get("evaluation", objectives["training"])
 
 
 def speech_objective(config: Config, model: Decoder) -> Objective:

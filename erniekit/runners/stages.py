@@ -13,6 +13,7 @@ from pathlib import Path
 from erniekit.build.data import RunData
 from erniekit.build.objectives import (
     distillation_objective_of_run,
+    distillation_objectives,
     freeze_mtp,
     preference_evaluation_objective,
     preference_objective_of_batch,
@@ -84,8 +85,7 @@ SPEECH = StageObjectives(
 def _distillation_objectives(
     config: Config, model: Decoder, data: RunData, checkpoint: Path | None, ranks: Ranks, mesh: Mesh
 ) -> tuple[Objective, Objective]:
-    objective = distillation_objective_of_run(config, mesh)
-    return objective, objective
+    return distillation_objectives(config, model, data, ranks, mesh)
 
 
 DISTILLATION = StageObjectives(

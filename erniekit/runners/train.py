@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -32,6 +32,7 @@ from erniekit.build.sources import training_sources
 from erniekit.build.speech import codec_of_run
 from erniekit.build.text_reading import TextReading, read_text_reading, write_text_reading
 from erniekit.config import Config
+from erniekit.data.batch import Batch
 from erniekit.data.loader import prefetch
 from erniekit.data.split import read_part
 from erniekit.data.templates.ernie import published_files
@@ -42,6 +43,7 @@ from erniekit.launch.data_ahead import wait_for_data
 from erniekit.model.decoder import Decoder
 from erniekit.model.lora.lora import named_trainable_parameters
 from erniekit.runners.evaluate import build_generation_evaluator
+from erniekit.runners.on_policy import ReadSteps, with_own_answers
 from erniekit.runners.stages import stage_objectives
 from erniekit.training.callbacks import Callback
 from erniekit.training.callbacks.defaults import default_callbacks
@@ -126,13 +128,24 @@ def run_training(config: Config) -> TrainResult:
             ranks=ranks,
             initial_loss_scale=initial_loss_scale(config),
             loss_scale_bounds=loss_scale_bounds(config),
-            read_steps=lambda first, stop: prefetch(data.plan, first, data.workers, stop),
+            read_steps=_steps(config, model, data, () if template is None else template.stop_token_ids),
             relative_learning_rates=relative_learning_rates(
                 config, model_config, source.adapters.settings if source.adapters else None
             ),
             describe_sample=data.plan.dataset.location,
         )
         return trainer.fit(start)
+
+
+def _steps(config: Config, model: Decoder, data: RunData, stop_token_ids: Sequence[int]) -> ReadSteps:
+    """Return what reads the steps of a run, some of which may train on answers that the model has just written."""
+
+    def read(first: int, stop: int) -> Generator[Sequence[Batch], None, None]:
+        return prefetch(data.plan, first, data.workers, stop)
+
+    if not (config.applies("on_policy_ratio") and config.distillation.on_policy_ratio):
+        return read
+    return with_own_answers(config, model, data.plan, stop_token_ids, data.dp_rank.multiple_of, read)
 
 
 def _tell_codes(config: Config, *, writes: bool) -> None:

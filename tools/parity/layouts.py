@@ -162,6 +162,10 @@ TASKS: Mapping[str, Mapping[str, Any]] = {
     "new-tokens-lora": DIALOGUES | NUMBERS | {"fine_tuning": "LoRA", "lora_rank": 4},
     "new-tokens-dpo-lora": PAIRS | NUMBERS | {"fine_tuning": "LoRA", "lora_rank": 4},
     "distill": DIALOGUES | DISTILL,
+    "distill-top-k": DIALOGUES | DISTILL | {"teacher_top_k": 8, "distill_temperature": 1.5},
+    "distill-on-policy": DIALOGUES
+    | DISTILL
+    | {"distill_sft_share": 0, "on_policy_ratio": 1, "on_policy_max_new_tokens": 8, "on_policy_temperature": 0},
     "tts": CODES,
     "tts-ar-nar": CODES
     | {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from erniekit.config.parameter import ConfigBuilder, parameter, rule, section, when
-from erniekit.config.values import PATH_OR_URL
+from erniekit.config.values import PATH, PATH_OR_URL
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,55 @@ class DistillationParameters:
         maximum=1.0,
         example=0.5,
     )
+    teacher_top_k: int = parameter(
+        0,
+        "Read the teacher's so many likeliest tokens of every target position from disk, where they are written once "
+        "before the first step; the teacher then takes no memory while the student is trained, and a second run does "
+        "not ask it again. Its probability is divided among them; all other tokens get none. A target takes 8 bytes "
+        "for each. 0: the teacher stays in memory and gives all tokens. An evaluation without training asks the "
+        "teacher itself.",
+        minimum=0,
+        unit="tokens",
+        verbs=("train",),
+        example=64,
+    )
+    teacher_top_k_dir: str = parameter(
+        "",
+        "The folder of what `teacher_top_k` writes; all ranks must see it. A folder that was made from another "
+        "teacher, from other data or with another k is refused. Empty: a folder of `data_cache_dir` whose name says "
+        "what it is made from.",
+        kind=PATH,
+        needs=when("teacher_top_k", above=0),
+        verbs=("train",),
+        example="output/teacher-top-64",
+    )
+    on_policy_ratio: float = parameter(
+        0.0,
+        "The share of steps that train on answers which the student has just written to the prompts of their samples, "
+        "instead of the answers in the data (GKD, with the letter lambda). The teacher says of every token of them "
+        "what it would have said. 1: all steps.",
+        minimum=0.0,
+        maximum=1.0,
+        verbs=("train",),
+        example=0.5,
+    )
+    on_policy_max_new_tokens: int = parameter(
+        256,
+        "The most tokens of an answer that the student writes; prompt and answer have at most `max_seq_len`.",
+        minimum=1,
+        unit="tokens",
+        needs=when("on_policy_ratio", above=0),
+        verbs=("train",),
+        example=64,
+    )
+    on_policy_temperature: float = parameter(
+        1.0,
+        "The temperature at which the student writes its answers; 0 always takes the likeliest token.",
+        minimum=0.0,
+        needs=when("on_policy_ratio", above=0),
+        verbs=("train",),
+        example=0.7,
+    )
 
 
 @rule("teacher_model_name_or_path", stages=("DISTILL",))
@@ -59,6 +108,60 @@ def distillation_has_a_teacher(builder: ConfigBuilder) -> None:
     """`teacher_model_name_or_path` is given."""
     if not builder["teacher_model_name_or_path"]:
         builder.missing("teacher_model_name_or_path")
+
+
+@rule("teacher_top_k", "distill_divergence", "on_policy_ratio", "distributed_dataloader", stages=("DISTILL",))
+def a_table_has_what_the_loss_asks_for(builder: ConfigBuilder) -> None:
+    """`teacher_top_k` goes neither with `reverse_kl`, `on_policy_ratio` nor `distributed_dataloader`."""
+    if not builder["teacher_top_k"]:
+        return
+    if builder["distill_divergence"] == "reverse_kl":
+        builder.problem(
+            "teacher_top_k",
+            "`reverse_kl` is infinite where the student gives probability to a token that is not among the teacher's",
+            "write distill_divergence: jsd with jsd_beta close to 1, or 0 here",
+        )
+    if builder["on_policy_ratio"]:
+        builder.problem(
+            "teacher_top_k",
+            "what the student will write is not known before the first step, so nothing of it is on disk",
+            "write 0, or on_policy_ratio: 0",
+        )
+    if builder["distributed_dataloader"]:
+        builder.problem(
+            "teacher_top_k",
+            "every rank reads the samples that it asks the teacher about",
+            "write distributed_dataloader: false",
+        )
+
+
+@rule("on_policy_ratio", "distill_sft_share", "sharding", "moe_group", "distributed_dataloader", stages=("DISTILL",))
+def own_answers_can_be_written(builder: ConfigBuilder) -> None:
+    """`on_policy_ratio` goes neither with `distill_sft_share` nor with layouts whose ranks answer in step."""
+    if not builder["on_policy_ratio"]:
+        return
+    if builder["distill_sft_share"]:
+        builder.problem(
+            "distill_sft_share",
+            "the SFT loss of the student's own answers teaches it what it does anyway",
+            "write 0, or on_policy_ratio: 0",
+        )
+    if builder["sharding"] == "stage3":
+        builder.problem(
+            "on_policy_ratio",
+            "ranks of sharding: stage3 have a layer's weights only together, and their answers differ in length",
+            "write sharding: stage2, or 0 here",
+        )
+    if builder["moe_group"] == "data":
+        builder.problem(
+            "on_policy_ratio",
+            "ranks that share experts compute together, and their answers differ in length",
+            "write moe_group: mp, or 0 here",
+        )
+    if builder["distributed_dataloader"]:
+        builder.problem(
+            "on_policy_ratio", "every rank reads the samples that it answers", "write distributed_dataloader: false"
+        )
 
 
 @rule("pipeline_parallel_degree", stages=("DISTILL",))
@@ -89,5 +192,11 @@ SECTION = section(
     title="2.11 Distillation",
     verbs=("train", "eval"),
     stages=("DISTILL",),
-    rules=(distillation_has_a_teacher, a_teacher_has_no_pipeline, distillation_is_always_in_chunks),
+    rules=(
+        distillation_has_a_teacher,
+        a_table_has_what_the_loss_asks_for,
+        own_answers_can_be_written,
+        a_teacher_has_no_pipeline,
+        distillation_is_always_in_chunks,
+    ),
 )
