@@ -220,21 +220,32 @@ def as_weights_have_it(model_config: ModelConfig, weights: Path | None) -> Model
 
 
 def reference_config(config: Config, model_config: ModelConfig) -> ModelConfig | None:
-    """Return the shape of the model of `ref_model_name_or_path`; None if it names none, or one that is not here yet.
+    """Return `compared_config` of the model of `ref_model_name_or_path`."""
+    name = config.dpo.ref_model_name_or_path
+    return compared_config(config, model_config, "ref_model_name_or_path", name, "reference")
 
-    A reference without the tokens that the run adds gets rows for them, which begin as those of the trained model do
-    and stay so.
+
+def compared_config(
+    config: Config, model_config: ModelConfig, parameter: str, name: str, role: str
+) -> ModelConfig | None:
+    """Return the shape of the model that the trained one is compared with; None if it is not named or not here yet.
+
+    A model without the tokens that the run adds gets rows for them, which begin as those of the trained model do and
+    stay so.
+
+    Args:
+        parameter, name: the parameter that names the model, and its value.
+        role: what the model is, for messages.
 
     Raises:
         ModelFileError: the folder is not one of a model, or its vocabulary is not that of the trained model.
     """
-    name = config.dpo.ref_model_name_or_path
     folder = find_local_folder(name, chosen_hub(config)) if name else None
     if folder is None or not folder.is_dir():
         return None
     if is_adapter_folder(folder):
         raise ModelFileError(
-            f"ref_model_name_or_path: {folder} is a folder of adapters.\n"
+            f"{parameter}: {folder} is a folder of adapters.\n"
             f"  Merge them into their base first: erniekit export {folder} --output DIR"
         )
     other = ModelConfig.from_folder(folder, config.basic.ignore_config_keys)
@@ -242,9 +253,9 @@ def reference_config(config: Config, model_config: ModelConfig) -> ModelConfig |
         other = with_added_tokens(config, other, folder)
     if model_config.vocab_size != other.vocab_size:
         raise ModelFileError(
-            f"ref_model_name_or_path: {folder} has a vocabulary of {other.vocab_size:,}, the trained model one of "
+            f"{parameter}: {folder} has a vocabulary of {other.vocab_size:,}, the trained model one of "
             f"{model_config.vocab_size:,}: their tokenizers differ\n"
-            "  Write a reference with the trained model's tokenizer."
+            f"  Write a {role} with the trained model's tokenizer."
         )
     if chosen_hub(config) is None or not missing_files(folder, weights=True):
         locate_weights(other, folder)

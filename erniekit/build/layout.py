@@ -152,7 +152,7 @@ def workload(config: Config, model: ModelConfig) -> Workload:
         recompute=config.memory.recompute,
         no_recompute_layers=config.memory.no_recompute_layers,
         recompute_granularity=config.memory.recompute_granularity,
-        fused_head=config.memory.use_fused_head_and_loss_fn,
+        fused_head=config.memory.use_fused_head_and_loss_fn or config.applies("teacher_model_name_or_path"),
         dense_mask=config.uses_dense_mask,
         reference_copy=config.stage.needs_reference and mode == "copy",
         adapters=adapters.settings if adapters else None,

@@ -21,16 +21,20 @@ from erniekit.build.reference import (
     log_prob_fn,
     precomputed_references,
 )
+from erniekit.build.teacher import open_teacher
+from erniekit.build.teacher_table import table_teachers
 from erniekit.config import Config
 from erniekit.config.sections.dpo import reference_mode
 from erniekit.data.batch import Batch
 from erniekit.distributed.mesh import SINGLE_PROCESS_MESH, Mesh
 from erniekit.model.architectures.speaking import code_layout, codebook_weights
 from erniekit.model.decoder import Decoder
+from erniekit.model.divergence import Divergence
 from erniekit.training.checkpoint.state import load_extra_state, load_state
 from erniekit.training.checkpoint.tensors import NO_TENSORS
 from erniekit.training.collectives import SINGLE_PROCESS, Ranks
 from erniekit.training.objectives.codes import ar_nar_codes, masked_codes
+from erniekit.training.objectives.distillation import Teacher, distillation, model_teacher
 from erniekit.training.objectives.objective import Objective, supervised
 from erniekit.training.objectives.preference import preference
 from erniekit.training.objectives.reference import (
@@ -145,6 +149,43 @@ def preference_objective_of_batch(make: ComparingObjective, config: Config, mode
 def reward_objective(config: Config) -> Objective:
     """Build the loss over scores that section 2.10 describes."""
     return reward_model(config.reward_model, dense_mask=head_settings(config)["dense_mask"])
+
+
+def distillation_objective(config: Config, teacher: Teacher) -> Objective:
+    """Build the divergence from a teacher that section 2.11 describes."""
+    section = config.distillation
+    divergence = Divergence(section.distill_divergence, section.jsd_beta, section.distill_temperature)
+    return distillation(teacher, divergence, section.distill_sft_share, dense_mask=config.uses_dense_mask)
+
+
+def distillation_objective_of_run(config: Config, mesh: Mesh = SINGLE_PROCESS_MESH) -> Objective:
+    """Build the same with the teacher in the memory of each process.
+
+    Raises:
+        ModelFileError: the folder of the teacher is not valid, or its vocabulary is another.
+    """
+    teacher = model_teacher(open_teacher(config, mesh), dense_mask=config.uses_dense_mask)
+    return distillation_objective(config, teacher)
+
+
+def distillation_objectives(
+    config: Config, model: Decoder, data: RunData, ranks: Ranks, mesh: Mesh
+) -> tuple[Objective, Objective]:
+    """Build the divergences of training and of its evaluations, with the teacher in memory or its likeliest tokens on
+    disk.
+
+    Raises:
+        UserError: the teacher or a table of its tokens is not what the run needs.
+    """
+    if not config.distillation.teacher_top_k:
+        objective = distillation_objective_of_run(config, mesh)
+        return objective, objective
+    datasets = {"training": (data.plan.dataset, data.dp_rank)}
+    if data.evaluation_plan is not None:
+        datasets["evaluation"] = (data.evaluation_plan.dataset, data.dp_rank)
+    teachers = table_teachers(config, datasets, model.head.tp, ranks, mesh)
+    objectives = {name: distillation_objective(config, teacher) for name, teacher in teachers.items()}
+    return objectives["training"], objectives.get("evaluation", objectives["training"])
 
 
 def speech_objective(config: Config, model: Decoder) -> Objective:

@@ -24,6 +24,7 @@ from erniekit.config.sections.acceleration import AccelerationParameters
 from erniekit.config.sections.basic import BasicParameters
 from erniekit.config.sections.checkpoint import CheckpointParameters
 from erniekit.config.sections.codes import CodesParameters
+from erniekit.config.sections.distillation import DistillationParameters
 from erniekit.config.sections.distributed import DistributedParameters
 from erniekit.config.sections.dpo import DpoParameters
 from erniekit.config.sections.evaluation import EvaluationParameters
@@ -93,6 +94,7 @@ class Config:
     speech: SpeechParameters
     kto: KtoParameters
     reward_model: RewardModelParameters
+    distillation: DistillationParameters
     rewards: RewardParameters
     grpo: GrpoParameters
     generation: GenerationParameters

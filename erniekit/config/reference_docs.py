@@ -28,6 +28,7 @@ GUIDES = {  # section -> the page with measured figures and advice
     "moe": "parallelism.md",
     "vocabulary": "data.md",
     "speech": "speech.md",
+    "distillation": "distillation.md",
     "speaking": "speaking.md",
     "serving": "serving.md",
 }

@@ -32,6 +32,9 @@ REWARD_METRICS = (
     "eval_loss", "eval_reward_accuracy", "eval_reward_margin", "eval_reward_chosen", "eval_reward_rejected",
 )  # fmt: skip
 VERDICT_METRICS = ("eval_loss", "eval_reward_auc", "eval_reward_desirable", "eval_reward_undesirable", "eval_kl")
+DISTILLATION_METRICS = (
+    "eval_loss", "eval_divergence", "eval_teacher_agreement", "eval_token_accuracy", "eval_sft_loss",
+)  # fmt: skip
 GENERATION_METRICS = (  # of answers to held-out dialogues
     "eval_exact_match", "eval_rouge1", "eval_rouge2", "eval_rougeL", "eval_bleu", "eval_wer", "eval_cer",
 )  # fmt: skip
@@ -136,6 +139,7 @@ STAGES: Mapping[str, Stage] = {
             learning_rate=1e-4,
             lora_learning_rate=1e-4,
         ),
+        Stage("DISTILL", "dialogues", metrics=DISTILLATION_METRICS),
         Stage(
             "GRPO",
             "prompts",

@@ -103,6 +103,8 @@ def shrink_overrides(config: Config) -> tuple[list[str], int, list[str]]:
     if config.stage.reads_codes:
         write_codes(shrunk_run.model, _home(config) / CODES, config.training.seed)
     own = shrunk_run.parameters | {"model_name_or_path": str(folder), "output_dir": str(folder.parent / "run")}
+    if config.applies("teacher_model_name_or_path"):  # a teacher of its size and tokens: itself
+        own["teacher_model_name_or_path"] = str(folder)
     present = config.resolved()
     words = [f"{name}={_override_text(value)}" for name, value in own.items() if value != present[name]]
     lines = [

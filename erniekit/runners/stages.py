@@ -14,6 +14,8 @@ from pathlib import Path
 from erniekit.build.data import RunData
 from erniekit.build.objectives import (
     ComparingObjective,
+    distillation_objective_of_run,
+    distillation_objectives,
     freeze_mtp,
     preference_evaluation_objective,
     preference_objective,
@@ -101,6 +103,20 @@ REWARD = StageObjectives(
     evaluation=lambda config, model, ranks, mesh: reward_objective(config),
     single_batch=lambda config, model, batch: reward_objective(config),
 )
+
+
+def _distillation_objectives(
+    config: Config, model: Decoder, data: RunData, checkpoint: Path | None, ranks: Ranks, mesh: Mesh
+) -> tuple[Objective, Objective]:
+    return distillation_objectives(config, model, data, ranks, mesh)
+
+
+DISTILLATION = StageObjectives(
+    training=_distillation_objectives,
+    evaluation=lambda config, model, ranks, mesh: distillation_objective_of_run(config, mesh),
+    single_batch=lambda config, model, batch: distillation_objective_of_run(config),
+    prepare_model=freeze_mtp,
+)
 STAGES: Mapping[str, StageObjectives] = {
     "PT": SUPERVISED,
     "SFT": SUPERVISED,
@@ -108,6 +124,7 @@ STAGES: Mapping[str, StageObjectives] = {
     "KTO": _compared(verdict_objective),
     "RM": REWARD,
     "TTS": SPEECH,
+    "DISTILL": DISTILLATION,
 }
 # What a stage is made of whose samples are answers of the model: `runners/policy.py`.
 assert STAGES.keys() == {name for name, stage in DECLARED.items() if not stage.reads_prompts}

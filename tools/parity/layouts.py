@@ -164,6 +164,7 @@ CODES = {  # of recordings that `Comparison` writes
     "eval_dataset_type": "codes",
     "audio_codebook_weights": "3,1",
 }
+DISTILL = {"stage": "DISTILL", "distill_divergence": "jsd", "distill_sft_share": 0.25}  # a teacher is written, too
 NUMBERS = {"added_token_ranges": ["{10..599}"]}  # which the records hold; two of two ranks have rows for them
 TASKS: Mapping[str, Mapping[str, Any]] = {
     "sft": DIALOGUES,
@@ -178,6 +179,11 @@ TASKS: Mapping[str, Mapping[str, Any]] = {
     "new-tokens": DIALOGUES | NUMBERS,
     "new-tokens-lora": DIALOGUES | NUMBERS | {"fine_tuning": "LoRA", "lora_rank": 4},
     "new-tokens-dpo-lora": PAIRS | NUMBERS | {"fine_tuning": "LoRA", "lora_rank": 4},
+    "distill": DIALOGUES | DISTILL,
+    "distill-top-k": DIALOGUES | DISTILL | {"teacher_top_k": 8, "distill_temperature": 1.5},
+    "distill-on-policy": DIALOGUES
+    | DISTILL
+    | {"distill_sft_share": 0, "on_policy_ratio": 1, "on_policy_max_new_tokens": 8, "on_policy_temperature": 0},
     "tts": CODES,
     "tts-ar-nar": CODES
     | {
@@ -232,6 +238,12 @@ class Comparison:
             settings = {**MODELS[model], "num_hidden_layers": layers}
             run_ranks(make_model, 1, model_folder=str(folder / model), settings=settings)
         self._data: dict[str, Any] = {}
+        if TASKS[task]["stage"] == "DISTILL":
+            teacher = folder / "teacher"
+            if not teacher.exists():
+                settings = {**ERNIE, "hidden_size": 48, "num_hidden_layers": 2}
+                run_ranks(make_model, 1, model_folder=str(teacher), settings=settings, seed=2)
+            self._data = {"teacher_model_name_or_path": str(teacher)}
         if "train_dataset_path" not in TASKS[task]:
             codes = folder / f"codes-{task}"
             coded_speech(codes, 60)
