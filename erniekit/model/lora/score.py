@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from erniekit.errors import ModelFileError
 from erniekit.json_files import read_json_object
 from erniekit.model.architectures.model_config import ModelConfig, WrappedDecoder
 from erniekit.model.architectures.scores import SCORE, can_score
 from erniekit.model.storage.safetensors import SafetensorsFile, check_finite
+
+if TYPE_CHECKING:
+    import numpy as np
 
 MODULES_KEY = "modules_to_save"
 SCORE_MODULES = ("score", "classifier")  # what PEFT names for sequence classification; models have one of them
@@ -50,6 +51,8 @@ def read_score(file: SafetensorsFile, config: ModelConfig) -> np.ndarray | None:
     Raises:
         ModelFileError: it is missing, or does not fit the model.
     """
+    import numpy as np  # checks that need no numbers import this module, too
+
     if not config.scored:
         return None
     if STORED_SCORE not in file.names():
