@@ -52,7 +52,8 @@ class ProcessReward:
         try:
             results = self._process.call({"each": calls}, len(answers))
         except FailedError as error:
-            raise self._error(f"{error} for {sample(answers[error.done])}", error.advice) from None
+            at = f" for {sample(answers[error.done])}" if error.done >= 0 else " where it is opened again"
+            raise self._error(f"{error}{at}", error.advice) from None
         return [self._number(result, answer) for result, answer in zip(results, answers, strict=True)]
 
     def _all_at_once(self, answers: Sequence[Answer]) -> list[float]:
@@ -94,6 +95,10 @@ class ProcessReward:
             try:
                 self._process.call({"all": self._arguments_of_many([answer])}, 1)
             except FailedError as error:
+                if error.done < 0:
+                    return self._error(
+                        f"{failed} for {_span(answers)}, and {error} where it is opened again", error.advice
+                    )
                 return self._error(f"{error} for {sample(answer)}", error.advice)
             if time.monotonic() - begin > self._limits.seconds:
                 what = f"{failed} for {_span(answers)} together, and not for those up to {answer.where} alone"

@@ -25,6 +25,7 @@ from erniekit.terminal import escape_control_characters
 
 logger = logging.getLogger(__name__)
 
+START_SECONDS = 60.0  # that opening a reward may take at least, whatever its limit: imports take a while
 MOST_LINES = 20  # that a reward prints in one call and that are shown
 LONGEST_LINE = 2000  # bytes; the rest of what it prints is another line
 _PACKAGES = Path(__file__).parents[2]  # where `erniekit` is imported from
@@ -40,7 +41,7 @@ class FailedError(Exception):
 
     Attributes:
         advice: what the user can do.
-        done: the number of answers that were scored before.
+        done: the number of answers that were scored before; -1 where the reward could not be opened.
     """
 
     def __init__(self, what: str, advice: str, done: int = 0) -> None:
@@ -53,7 +54,7 @@ class Limits:
     """What a reward may take.
 
     Attributes:
-        seconds: for opening it, and for each call of it.
+        seconds: for each call of it, and for opening it if that is more than START_SECONDS.
         memory_bytes: of data, as RLIMIT_DATA counts it: all that it may write to.
     """
 
@@ -109,7 +110,7 @@ class RewardProcess:
         """
         if self._process is None:
             self._open()
-        return self._exchange(request, count)
+        return self._exchange(request, count, self._limits.seconds)
 
     def close(self) -> None:
         """End the process and those that it has started."""
@@ -121,14 +122,16 @@ class RewardProcess:
         self._process = process = _start(site="python" in self._program)
         self._printed = _Printed(self._name, process)
         try:
-            (reply,) = self._exchange(self._program, 1, "wants")
-        except FailedError:
+            (reply,) = self._exchange(self._program, 1, max(START_SECONDS, self._limits.seconds), "wants")
+        except FailedError as error:
             self.close()
-            raise
+            raise FailedError(str(error), error.advice, done=-1) from None
         return Wants(reply["many"], tuple(reply["names"]), tuple(reply["needed"]), reply["others"])
 
-    def _exchange(self, request: Mapping[str, Any], count: int, answer: str = "result") -> list[dict[str, Any]]:
-        process, seconds = self._process, self._limits.seconds
+    def _exchange(
+        self, request: Mapping[str, Any], count: int, seconds: float, answer: str = "result"
+    ) -> list[dict[str, Any]]:
+        process = self._process
         assert process is not None and process.stdin is not None and process.stdout is not None
         lock, state = threading.Lock(), {"late": False, "answered": False}
 

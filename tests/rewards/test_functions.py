@@ -16,10 +16,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from erniekit.rewards import process
 from erniekit.rewards.rewards import RewardError, Rewards
 from tests.rewards.asking import answer, opened
 
-SHORT = 0.75  # seconds
+SHORT = 1.5  # seconds
 pytestmark = pytest.mark.distributed  # it starts processes
 Write = Callable[..., Rewards]
 
@@ -180,7 +181,7 @@ def test_a_function_that_hangs_names_the_answer(form: str, written: Write) -> No
     rewards = written(f"import time\ndef score({form}):\n    {hangs}\n    return {value}", reward_time_limit=SHORT)
     begin = time.monotonic()
     said = failure(rewards, "a", "b", "c")
-    assert "has not answered within 0.75 s for the answer 'b' to data.jsonl:2" in said and "reward_time_limit" in said
+    assert "has not answered within 1.5 s for the answer 'b' to data.jsonl:2" in said and "reward_time_limit" in said
     assert time.monotonic() - begin < 10
     assert rewards.score([answer("a")]).tolist() == [[1]]  # in a new process
 
@@ -188,7 +189,7 @@ def test_a_function_that_hangs_names_the_answer(form: str, written: Write) -> No
 def test_a_pattern_that_backtracks_for_ever_is_ended() -> None:
     rewards = opened(r"regex:^(a+)+$", reward_time_limit=SHORT)
     assert rewards.score([answer("aaa")]).tolist() == [[1]]
-    assert "has not answered within 0.75 s for the answer" in failure(rewards, "a" * 60 + "b")
+    assert "has not answered within 1.5 s for the answer" in failure(rewards, "a" * 60 + "b")
     rewards.close()
 
 
@@ -271,12 +272,27 @@ def test_what_a_function_prints_is_shown_and_does_not_disturb(written: Write, ca
         ),
         ("def score(:", "raises SyntaxError"),
         ("raise SystemExit('no')", r"calls sys.exit\('no'\)"),
-        ("while True: pass", "has not answered within 0.75 s"),
+        ("while True: pass", "has not answered within 1.5 s"),
     ],
 )
-def test_a_function_that_cannot_be_opened_is_told(source: str, told: str, written: Write) -> None:
+def test_a_function_that_cannot_be_opened_is_told(
+    source: str, told: str, written: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "START_SECONDS", SHORT)
     with pytest.raises(RewardError, match=f"reward score: it (?s:.)*{told}"):
         written(source, reward_time_limit=SHORT)
+
+
+def test_a_function_that_cannot_be_opened_again_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "once.py"
+    for form, ends in (("completion", "os._exit(3)"), ("completions", "os._exit(3)")):
+        file.write_text(f"import os\ndef score({form}): {ends}\n")
+        rewards = opened(f"python:{file}:score")
+        file.write_text("raise RuntimeError('gone')")
+        if form == "completion":  # the process ends here, and is opened again for the next call
+            assert "for the answer 'a' to data.jsonl:1" in failure(rewards, "a", "b")
+        said = failure(rewards, "a", "b")
+        assert "raises RuntimeError: gone" in said and "where it is opened again" in said
 
 
 def test_modules_and_files_that_are_missing_are_told(tmp_path: Path) -> None:

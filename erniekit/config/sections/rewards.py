@@ -175,8 +175,9 @@ class RewardParameters:
     reward_time_limit: float = parameter(
         60.0,
         "How long a reward that runs in a process of its own (`python`, `regex`, `json_schema`) may take for the "
-        "answers of one step or evaluation, and to start. After that it is ended, and the run ends with its name and "
-        "the answer that it was at. Raise it for functions that ask a service.",
+        "answers of one step or evaluation. After that it is ended, and the run ends with its name and the answer "
+        "that it was at. It has a minute to start, or this limit if that is more. Raise it for functions that ask a "
+        "service.",
         above=0.0,
         maximum=86_400.0,
         unit="seconds",
