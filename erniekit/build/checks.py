@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from erniekit.build.adapters import base_folder, starts_from_adapters
+from erniekit.build.scores import holds_score, with_score
 from erniekit.build.speech import holds_codes, with_codes
 from erniekit.build.tokenizer import check_vocabulary, unit_tokens_of
 from erniekit.build.vocabulary import with_added_tokens
@@ -63,7 +64,8 @@ def read_local_model(config: Config, folder: Path) -> ModelConfig:
             f"model_name_or_path: {folder} holds adapters; write their base model, {base_model_of(folder)}, as "
             f"model_name_or_path, and lora: true with lora_path: {folder}"
         )
-    return with_codes(config, ModelConfig.from_folder(folder, config.basic.ignore_config_keys), folder)
+    found = ModelConfig.from_folder(folder, config.basic.ignore_config_keys)
+    return with_score(config, with_codes(config, found, folder), folder)
 
 
 def read_generation_config(folder: Path) -> Mapping[str, Any]:
@@ -207,9 +209,9 @@ def as_weights_have_it(model_config: ModelConfig, weights: Path | None) -> Model
 
     Those of a folder whose tokenizer has the new tokens, such as a checkpoint, hold rows for them; those of any other,
     such as a model to which an earlier run has added other tokens, get them now. So it is with tables and heads of
-    codes.
+    codes, and with a score.
     """
-    if weights is not None and model_config.wrapped is not None and holds_codes(weights):
+    if weights is not None and model_config.wrapped is not None and (holds_codes(weights) or holds_score(weights)):
         model_config = replace(model_config, wrapped=None)
     if weights is None or model_config.vocabulary is None:
         return model_config
@@ -218,21 +220,32 @@ def as_weights_have_it(model_config: ModelConfig, weights: Path | None) -> Model
 
 
 def reference_config(config: Config, model_config: ModelConfig) -> ModelConfig | None:
-    """Return the shape of the model of `ref_model_name_or_path`; None if it names none, or one that is not here yet.
+    """Return `compared_config` of the model of `ref_model_name_or_path`."""
+    name = config.dpo.ref_model_name_or_path
+    return compared_config(config, model_config, "ref_model_name_or_path", name, "reference")
 
-    A reference without the tokens that the run adds gets rows for them, which begin as those of the trained model do
-    and stay so.
+
+def compared_config(
+    config: Config, model_config: ModelConfig, parameter: str, name: str, role: str
+) -> ModelConfig | None:
+    """Return the shape of the model that the trained one is compared with; None if it is not named or not here yet.
+
+    A model without the tokens that the run adds gets rows for them, which begin as those of the trained model do and
+    stay so.
+
+    Args:
+        parameter, name: the parameter that names the model, and its value.
+        role: what the model is, for messages.
 
     Raises:
         ModelFileError: the folder is not one of a model, or its vocabulary is not that of the trained model.
     """
-    name = config.dpo.ref_model_name_or_path
     folder = find_local_folder(name, chosen_hub(config)) if name else None
     if folder is None or not folder.is_dir():
         return None
     if is_adapter_folder(folder):
         raise ModelFileError(
-            f"ref_model_name_or_path: {folder} is a folder of adapters.\n"
+            f"{parameter}: {folder} is a folder of adapters.\n"
             f"  Merge them into their base first: erniekit export {folder} --output DIR"
         )
     other = ModelConfig.from_folder(folder, config.basic.ignore_config_keys)
@@ -240,9 +253,9 @@ def reference_config(config: Config, model_config: ModelConfig) -> ModelConfig |
         other = with_added_tokens(config, other, folder)
     if model_config.vocab_size != other.vocab_size:
         raise ModelFileError(
-            f"ref_model_name_or_path: {folder} has a vocabulary of {other.vocab_size:,}, the trained model one of "
+            f"{parameter}: {folder} has a vocabulary of {other.vocab_size:,}, the trained model one of "
             f"{model_config.vocab_size:,}: their tokenizers differ\n"
-            "  Write a reference with the trained model's tokenizer."
+            f"  Write a {role} with the trained model's tokenizer."
         )
     if chosen_hub(config) is None or not missing_files(folder, weights=True):
         locate_weights(other, folder)

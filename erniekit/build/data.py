@@ -69,6 +69,8 @@ def data_fingerprint_of(config: Config, tokenizer: Tokenizer, template: Template
         template.fingerprint if template else None,
         config.stage.reads_pairs,
         "" if audio is None else hashlib.blake2b(repr(audio.fingerprint).encode(), digest_size=8).hexdigest(),
+        config.stage.reads_verdicts,
+        config.stage.trains_score,
     )
 
 
@@ -131,6 +133,7 @@ def sample_limits(config: Config) -> dict[str, Any]:
         "needs_scores": config.dpo.offset_alpha > 0,
         "on_bad_record": config.sft.on_bad_record,
         "split_multi_turn": config.sft.split_multi_turn,
+        "scored": config.stage.trains_score,
     }
 
 

@@ -65,8 +65,10 @@ def read_paths(values: Mapping[str, Any] | Config, verb: str) -> dict[str, tuple
             read["codec_centroids"] = (values["codec_centroids"],)
     elif not by_hub:
         read["model_name_or_path"] = (values["model_name_or_path"],)
-        if values["stage"] == "DPO":
+        if STAGES[values["stage"]].needs_reference:
             read["ref_model_name_or_path"] = (values["ref_model_name_or_path"],)
+        if values["stage"] == "DISTILL":
+            read["teacher_model_name_or_path"] = (values["teacher_model_name_or_path"],)
     holds_out = verb == "train" and evaluates and values["eval_split"]
     if trains or verb == "preview" or holds_out:
         read["train_dataset_path"] = values["train_dataset_path"]

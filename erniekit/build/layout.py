@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from erniekit.build.adapters import adapter_plan
 from erniekit.build.parts import frozen_parts
 from erniekit.build.quantization import quantization_from
+from erniekit.build.scores import with_score
 from erniekit.build.speech import codec_of_run, with_codes
 from erniekit.build.vocabulary import with_added_tokens
 from erniekit.config.sections.checkpoint import moment_quantization, saves_asynchronously
@@ -108,11 +110,16 @@ def known_model_config(config: Config) -> ModelConfig | str:
         folder = local_model_folder(config)
         if folder is None:
             found = published_model(name)
-            return f"{name} is not here yet; training fetches it" if found is None else with_codes(config, found, name)
-        model = with_codes(config, ModelConfig.from_folder(folder, config.basic.ignore_config_keys), folder)
+            return f"{name} is not here yet; training fetches it" if found is None else _trained(config, found, name)
+        model = _trained(config, ModelConfig.from_folder(folder, config.basic.ignore_config_keys), folder)
         return model if needs_paddlenlp(folder) else with_added_tokens(config, model, folder)
     except UserError as error:
         return str(error)
+
+
+def _trained(config: Config, model: ModelConfig, where: Path | str) -> ModelConfig:
+    """Return the shape of the model that the stage makes of one."""
+    return with_score(config, with_codes(config, model, where), where)
 
 
 def partition_layers(config: Config, model: ModelConfig, topology: Topology) -> list[range]:
@@ -145,7 +152,7 @@ def workload(config: Config, model: ModelConfig) -> Workload:
         recompute=config.memory.recompute,
         no_recompute_layers=config.memory.no_recompute_layers,
         recompute_granularity=config.memory.recompute_granularity,
-        fused_head=config.memory.use_fused_head_and_loss_fn,
+        fused_head=config.memory.use_fused_head_and_loss_fn or config.applies("teacher_model_name_or_path"),
         dense_mask=config.uses_dense_mask,
         reference_copy=config.stage.needs_reference and mode == "copy",
         adapters=adapters.settings if adapters else None,

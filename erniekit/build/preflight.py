@@ -36,6 +36,7 @@ from erniekit.build.notes import expert_parallel_notes, model_notes, pipeline_no
 from erniekit.build.parts import frozen_parts, part_notes
 from erniekit.build.speech import codec_of_run, with_codes
 from erniekit.build.speech_checks import check_judge, check_speech, check_voices
+from erniekit.build.teacher import check_teacher
 from erniekit.build.tokenizer import renders_dialogues, speech_of, transcription_request
 from erniekit.build.vocabulary import added_tokens, refuse_other_tokens, run_tokenizer_folder, with_added_tokens
 from erniekit.config import Config
@@ -203,6 +204,8 @@ def _check_shares(
         found.attempt(check_weights, model, weights)
     if config.stage.needs_reference and compares_with_reference(config.dpo):
         found.attempt(reference_config, config, model)
+    if config.applies("teacher_model_name_or_path"):
+        found.attempt(check_teacher, config, model)
     unknown = frozen is None or (plan is None and config.lora.lora)
     return [] if unknown else part_notes(config, model, plan.settings if plan else None)
 

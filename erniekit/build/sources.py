@@ -12,6 +12,7 @@ from erniekit.data.conversation import Source
 from erniekit.data.formats.preference import preference_kind
 from erniekit.data.formats.registry import FORMATS, looks_like_ids, recognise
 from erniekit.data.formats.token_ids import TOKEN_IDS
+from erniekit.data.formats.verdicts import verdict_kind
 from erniekit.data.split import Split
 
 logger = logging.getLogger(__name__)
@@ -53,6 +54,8 @@ def _sources(
         return []
     if config.stage.reads_pairs:
         kinds = tuple(preference_kind(kind) for kind in kinds)
+    if config.stage.reads_verdicts:
+        kinds = tuple(verdict_kind(kind) for kind in kinds)
     sources = [
         Source(Path(path).expanduser(), kind, probability, type_parameter, config.training.media_dir)
         for path, kind, probability in zip(paths, kinds, probabilities, strict=True)

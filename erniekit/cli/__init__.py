@@ -30,6 +30,7 @@ VERBS = {
     "preview": "show the first samples as the model will see them",
     "rewards": "score answers by the rewards of a configuration, to try them before training",
     "pack": "tokenise and pack training data once, for training runs to replay",
+    "score": "let a reward model score answers",
     "chat": "talk to a model",
     "ui": "show a page in the browser: configurations, data, runs, models",
     "generate": "answer prompts with a model",

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from erniekit.build.local_paths import with_local_paths
+from erniekit.cli.generate import select_device
 from erniekit.cli.ranks import at_least_one, parse_with_overrides
 from erniekit.config import Config
 
@@ -38,7 +39,10 @@ def run(arguments: list[str]) -> int:
     options = parse_with_overrides(parser, arguments)
     # As for `preview`: a file for training, of which little is needed.
     config = with_local_paths(Config.load(options.config, options.overrides, verb="preview"))
-    from erniekit.runners.rewards import score_answers, table
+    from erniekit.runners.rewards import needs_paddle, score_answers, table
+
+    if needs_paddle(config):
+        select_device(config)
 
     answers = options.answers.expanduser() if options.answers else None
     scored = score_answers(config, answers, options.count)

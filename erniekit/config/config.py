@@ -24,16 +24,19 @@ from erniekit.config.sections.acceleration import AccelerationParameters
 from erniekit.config.sections.basic import BasicParameters
 from erniekit.config.sections.checkpoint import CheckpointParameters
 from erniekit.config.sections.codes import CodesParameters
+from erniekit.config.sections.distillation import DistillationParameters
 from erniekit.config.sections.distributed import DistributedParameters
 from erniekit.config.sections.dpo import DpoParameters
 from erniekit.config.sections.evaluation import EvaluationParameters
 from erniekit.config.sections.fp8 import Fp8Parameters
 from erniekit.config.sections.generation import GenerationParameters
 from erniekit.config.sections.grpo import GrpoParameters
+from erniekit.config.sections.kto import KtoParameters
 from erniekit.config.sections.lora import LoraParameters
 from erniekit.config.sections.memory import MemoryParameters
 from erniekit.config.sections.moe import MoeParameters
 from erniekit.config.sections.precision import PrecisionParameters
+from erniekit.config.sections.reward_model import RewardModelParameters
 from erniekit.config.sections.rewards import RewardParameters
 from erniekit.config.sections.serving import ServingParameters
 from erniekit.config.sections.sft import SftParameters
@@ -89,6 +92,9 @@ class Config:
     vocabulary: VocabularyParameters
     units: UnitParameters
     speech: SpeechParameters
+    kto: KtoParameters
+    reward_model: RewardModelParameters
+    distillation: DistillationParameters
     rewards: RewardParameters
     grpo: GrpoParameters
     generation: GenerationParameters

@@ -24,11 +24,11 @@ GUIDES = {  # section -> the page with measured figures and advice
     "grpo": "feedback-training.md",
     "kto": "feedback-training.md",
     "reward_model": "feedback-training.md",
-    "distillation": "feedback-training.md",
     "fp8": "quantization.md",
     "moe": "parallelism.md",
     "vocabulary": "data.md",
     "speech": "speech.md",
+    "distillation": "distillation.md",
     "speaking": "speaking.md",
     "serving": "serving.md",
 }

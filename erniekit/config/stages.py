@@ -21,12 +21,19 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 Key = TypeVar("Key")
-RecordKind = Literal["text", "dialogues", "pairs", "codes", "prompts"]
+RecordKind = Literal["text", "dialogues", "pairs", "verdicts", "codes", "prompts"]
 
 TOKEN_METRICS = ("eval_loss", "eval_perplexity", "eval_token_accuracy")
 PREFERENCE_METRICS = (
     "eval_loss", "eval_reward_accuracy", "eval_reward_margin", "eval_reward_chosen", "eval_preference_loss",
     "eval_logps_chosen",
+)  # fmt: skip
+REWARD_METRICS = (
+    "eval_loss", "eval_reward_accuracy", "eval_reward_margin", "eval_reward_chosen", "eval_reward_rejected",
+)  # fmt: skip
+VERDICT_METRICS = ("eval_loss", "eval_reward_auc", "eval_reward_desirable", "eval_reward_undesirable", "eval_kl")
+DISTILLATION_METRICS = (
+    "eval_loss", "eval_divergence", "eval_teacher_agreement", "eval_token_accuracy", "eval_sft_loss",
 )  # fmt: skip
 GENERATION_METRICS = (  # of answers to held-out dialogues
     "eval_exact_match", "eval_rouge1", "eval_rouge2", "eval_rougeL", "eval_bleu", "eval_wer", "eval_cer",
@@ -43,13 +50,14 @@ class Stage:
     Attributes:
         name: the value of the parameter `stage`.
         records: the contents of one record of its data: plain `text`, one of `dialogues`, or `pairs` of a preferred and
-            a rejected answer to the same prompt, or `codes` of a recording of a text, or `prompts` that the model
-            answers.
+            a rejected answer to the same prompt, `verdicts` on single answers, `codes` of a recording of a text, or
+            `prompts` that the model answers.
         metrics: the metrics of an evaluation, one of which `metric_for_best_model` names.
         answer_metrics: those that it has, too, where `eval_answers` lets the model answer; () where it cannot.
         learning_rate: the default of `learning_rate` where all weights are trained.
         lora_learning_rate: the default of `learning_rate` where adapters are trained.
         needs_reference: whether its losses may compare the model with a reference model.
+        trains_score: whether the model gives a text a score, and predicts no tokens.
     """
 
     name: str
@@ -59,6 +67,7 @@ class Stage:
     learning_rate: float = 3e-5
     lora_learning_rate: float = 3e-4
     needs_reference: bool = False
+    trains_score: bool = False
 
     @property
     def reads_text(self) -> bool:
@@ -71,14 +80,20 @@ class Stage:
         return self.records == "pairs"
 
     @property
+    def reads_verdicts(self) -> bool:
+        """Whether its records are single answers, each with a verdict."""
+        return self.records == "verdicts"
+
+    @property
     def reads_codes(self) -> bool:
         """Whether its records are codes of recordings: the model speaks, and needs no chat template."""
         return self.records == "codes"
 
     @property
     def reads_dialogues(self) -> bool:
-        """Whether its records are dialogues, pairs of answers in one, or prompts, which a chat template renders."""
-        return self.records in ("dialogues", "pairs", "prompts")
+        """Whether its records are dialogues, answers to one with verdicts or in pairs, or prompts, so it needs a
+        template."""
+        return self.records in ("dialogues", "pairs", "verdicts", "prompts")
 
     @property
     def reads_prompts(self) -> bool:
@@ -100,6 +115,23 @@ STAGES: Mapping[str, Stage] = {
             needs_reference=True,
         ),
         Stage(
+            "KTO",
+            "verdicts",
+            metrics=VERDICT_METRICS,
+            learning_rate=1e-6,
+            lora_learning_rate=1e-5,
+            needs_reference=True,
+        ),
+        Stage(
+            "RM",
+            "pairs",
+            metrics=REWARD_METRICS,
+            answer_metrics=(),
+            learning_rate=1e-5,
+            lora_learning_rate=1e-4,
+            trains_score=True,
+        ),
+        Stage(
             "TTS",
             "codes",
             metrics=SPEECH_METRICS,
@@ -107,6 +139,7 @@ STAGES: Mapping[str, Stage] = {
             learning_rate=1e-4,
             lora_learning_rate=1e-4,
         ),
+        Stage("DISTILL", "dialogues", metrics=DISTILLATION_METRICS),
         Stage(
             "GRPO",
             "prompts",
@@ -120,6 +153,7 @@ STAGES: Mapping[str, Stage] = {
 }
 ALL_STAGES = tuple(STAGES)
 ANSWERING_STAGES = tuple(name for name, stage in STAGES.items() if stage.answer_metrics)
+DIALOGUE_STAGES = tuple(name for name, stage in STAGES.items() if stage.reads_dialogues)  # which need a chat template
 WORD_STAGES = tuple(name for name, stage in STAGES.items() if not stage.reads_codes)  # which predict words alone
 
 

@@ -135,12 +135,14 @@ class Preference:
     Attributes:
         chosen, rejected: turns that begin and end with the assistant's.
         score_difference: score of the chosen answer minus that of the rejected one; None if the record has no scores.
+        others: the further pairs of a ranking of more than two answers, of which this is the first.
     """
 
     prompt: Conversation
     chosen: tuple[Turn, ...]
     rejected: tuple[Turn, ...]
     score_difference: float | None = None
+    others: tuple[Preference, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ class Dataset:
         source_of: int16[n], index into `sources`.
         pad_id: the token id that fills up rows.
         pairs: whether each sample is a prompt with two answers.
+        verdicts: whether the second of them is one to another prompt, and the score difference a verdict on the first.
         audio: what the encoder of the model takes, if it has one: batches then have the arrays of recordings.
         packed: the rows, if the samples come from a pre-packed folder; else None.
         source_arrays: the token arrays of each source.
@@ -47,6 +48,7 @@ class Dataset:
         pad_id: int,
         fingerprint: str,
         pairs: bool = False,
+        verdicts: bool = False,
         packed: PackedIndex | None = None,
         audio: AudioInputs | None = None,
         drawing: Drawing | None = None,
@@ -55,7 +57,7 @@ class Dataset:
         self.drawing = drawing
         self.sources = tuple(sources)
         self.pad_id = pad_id
-        self.pairs = pairs
+        self.pairs, self.verdicts = pairs, verdicts
         self.packed = packed
         self.fingerprint = fingerprint
         self.source_arrays = tuple(arrays)

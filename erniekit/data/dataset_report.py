@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from erniekit.data.code_reader import SpeechFacts
-from erniekit.data.formats.registry import FORMATS, PAIR_KINDS
+from erniekit.data.formats.registry import FORMATS, PAIR_KINDS, VERDICT_KINDS
 from erniekit.data.formats.unused_fields import UnusedField, describe_unused
 from erniekit.data.recording_facts import AudioCounts, duration
 
@@ -122,7 +122,8 @@ def _describe(source: SourceReport) -> str:
     ]
     middle, high, longest = source.lengths
     share = f", share {source.probability:.3g}" if source.probability != 1 else ""
-    samples = "pairs" if source.kind in PAIR_KINDS else "samples"
+    verdicts = source.kind in VERDICT_KINDS
+    samples = "pairs" if source.kind in PAIR_KINDS else "answers with a verdict" if verdicts else "samples"
     part = f", {source.part}" if source.part else ""
     lines = [
         f"{source.path} ({source.kind}{share}{part}): {source.read:,} records, {source.kept:,} kept"

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from erniekit.data.aligned_samples import encode_aligned_units
 from erniekit.data.conversation import Conversation, PlainText, Preference, Source
 from erniekit.data.formats.problems import Effect, MalformedError, RecordProblem, SourceProblems
-from erniekit.data.formats.registry import PAIR_KINDS
+from erniekit.data.formats.registry import BRANCHED_KINDS, VERDICT_KINDS
 from erniekit.data.formats.token_ids import TOKEN_IDS
 from erniekit.data.media.clip import Clip
-from erniekit.data.pairs import RenderedPair, assemble_pair, render_pair, render_pairs
+from erniekit.data.pairs import Ends, RenderedPair, assemble_pair, render_pair, render_pairs
 from erniekit.data.placeholders import Recordings, clips_of
 from erniekit.data.ready_tokens import encode_token_ids
 from erniekit.data.speech_samples import encode_speech
@@ -63,7 +63,7 @@ def encoder_of(kind: str) -> BlockEncoder:
         return encode_aligned_units
     if kind == CODES:
         return encode_speech
-    return _encode_preferences if kind in PAIR_KINDS else _encode_conversations
+    return _encode_preferences if kind in BRANCHED_KINDS else _encode_conversations
 
 
 def _encode_texts(block: list[NumberedRecord], recordings: Recordings, run: SourceRun) -> Iterator[tuple[int, Sample]]:
@@ -136,8 +136,10 @@ def _encode_conversations(
 def _encode_preferences(
     block: list[NumberedRecord], recordings: Recordings, run: SourceRun
 ) -> Iterator[tuple[int, Sample]]:
-    """Encode pairs; their prompts lose their oldest rounds first."""
+    """Encode pairs, and answers with a verdict, whose answer to another prompt is cut where it does not fit; their
+    prompts lose their oldest rounds first."""
     source, settings, counts, problems, _ = run
+    ends = Ends(settings.max_seq_len if source.kind in VERDICT_KINDS else None, settings.scored)
     assert settings.template is not None
     usable = []
     for line, record in block:
@@ -160,8 +162,8 @@ def _encode_preferences(
     for line, record, pair in rendered:
         ids = [next(encoded) for _ in pair.segments]
         try:
-            full_sample, prompt = _pair(pair, ids, record, recordings, settings.template)
-            sample, prompt = _truncate_prompt(record, full_sample, prompt, recordings, settings)
+            full_sample, prompt = _pair(pair, ids, record, recordings, settings.template, ends)
+            sample, prompt = _truncate_prompt(record, full_sample, prompt, recordings, settings, ends)
         except MalformedError as error:
             problems.add(RecordProblem(str(source.path), line, error.field, error.expected, error.got, error.effect))
             continue
@@ -184,10 +186,11 @@ def _pair(
     record: Preference,
     recordings: Recordings,
     template: Template,
+    ends: Ends,
 ) -> tuple[Sample, int]:
-    """Return the sample of a rendered pair, with its recordings, and the tokens of its prompt."""
+    """Return the sample of a rendered pair, with its recordings, and the tokens of its prompt; see `assemble_pair`."""
     clips = clips_of(record)
-    sample, prompt = assemble_pair(pair, recordings.expand(ids, clips), template, record.score_difference)
+    sample, prompt = assemble_pair(pair, recordings.expand(ids, clips), template, record.score_difference, ends)
     return recordings.with_clips(sample, clips), prompt
 
 
@@ -200,7 +203,12 @@ def _fits(sample: Sample, prompt: int, settings: TokenizationSettings) -> bool:
 
 
 def _truncate_prompt(
-    record: Preference, sample: Sample, prompt: int, recordings: Recordings, settings: TokenizationSettings
+    record: Preference,
+    sample: Sample,
+    prompt: int,
+    recordings: Recordings,
+    settings: TokenizationSettings,
+    ends: Ends,
 ) -> tuple[Sample, int]:
     """Drop as few of the prompt's oldest rounds as makes the pair fit; return the pair and its prompt's length in
     tokens.
@@ -219,7 +227,7 @@ def _truncate_prompt(
         shorter = replace(record, prompt=record.prompt.drop_oldest_rounds(rounds))
         pair = render_pair(template, shorter)
         encoded = tokenizer.encode_batch([part.text for part in pair.segments])
-        return _pair(pair, encoded, shorter, recordings, template)
+        return _pair(pair, encoded, shorter, recordings, template, ends)
 
     # The more rounds are dropped, the shorter the pair; if none fits, this drops all that may go.
     return pair_without(

@@ -93,6 +93,7 @@ def serialize_index(dataset: Dataset) -> ArrayMessage:
         "pad_id": dataset.pad_id,
         "fingerprint": dataset.fingerprint,
         "pairs": dataset.pairs,
+        "verdicts": dataset.verdicts,
         "packed": packed and [packed.batch_tokens, packed.files],
         "drawing": dataset.drawing and [type(dataset.drawing).__name__, dataset.drawing.stored()],
     }
@@ -127,6 +128,7 @@ def deserialize_index(message: ArrayMessage, audio: AudioInputs | None = None) -
         pad_id=metadata["pad_id"],
         fingerprint=metadata["fingerprint"],
         pairs=metadata["pairs"],
+        verdicts=metadata["verdicts"],
         packed=packed,
         audio=audio,
         drawing=None if metadata["drawing"] is None else _drawing(*metadata["drawing"]),

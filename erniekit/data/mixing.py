@@ -43,6 +43,7 @@ class Purpose(IntEnum):
     CODE_MASKS = 5  # which of their codes are masked; likewise
     SPEAKER_ORDER = 6  # of the recordings of a speaker; `number` is that of the speaker, `epoch` that of the pass
     SPEAKER_ROUNDS = 7  # of the speakers in each round
+    ON_POLICY = 8  # which steps of distillation train on the student's own answers; `epoch` is the step
 
 
 def generator(purpose: Purpose, seed: int, epoch: int, number: int = 0) -> np.random.Generator:

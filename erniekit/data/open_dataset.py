@@ -19,7 +19,7 @@ from erniekit.data.dataset_report import describe_skipped
 from erniekit.data.drawing import Drawing
 from erniekit.data.encode import MIN_SCORE_DIFFERENCE
 from erniekit.data.formats.problems import ProblemList, RecordProblem, SkippedRecords, SourceProblems
-from erniekit.data.formats.registry import FORMATS, PAIR_KINDS
+from erniekit.data.formats.registry import BRANCHED_KINDS, FORMATS, VERDICT_KINDS
 from erniekit.data.formats.unused_fields import UnusedField, UnusedFields
 from erniekit.data.media.clip import AudioInputs
 from erniekit.data.packed import DataFingerprint, open_packed
@@ -52,6 +52,7 @@ def open_dataset(
     audio: AudioInputs | None = None,
     drawing: Drawing | None = None,
     speech: SpeechSettings | None = None,
+    scored: bool = False,
 ) -> Dataset:
     """Open the tokenised samples of all sources; tokenise what is not in the cache, one block at a time.
 
@@ -71,6 +72,7 @@ def open_dataset(
         audio: what the model's audio encoder takes; None: it has none, and records with recordings are problems.
         drawing: how the records of a kind become samples that differ from epoch to epoch; None: none do.
         speech: what recordings as codes must be like; None: there are none.
+        scored: answers of pairs are read whole and scored, see `pairs.join_scored`.
 
     Raises:
         DataError: a record of any source is malformed (the first 20 are shown, all are counted), probabilities
@@ -89,6 +91,7 @@ def open_dataset(
         audio=audio,
         drawing=drawing,
         speech=speech,
+        scored=scored,
     )
     problems = ProblemList()
     arrays = []
@@ -119,13 +122,14 @@ def open_dataset(
             tokens.metadata["skipped_file"] = str(folder / SKIPPED_FILE)
         arrays.append(tokens)
     problems.raise_if_any()
-    pairs = any(source.kind in PAIR_KINDS for source in sources)
+    pairs = any(source.kind in BRANCHED_KINDS for source in sources)
     dataset = Dataset(
         sources,
         arrays,
         pad_id=tokenizer.pad_id,
         fingerprint=fingerprint.hexdigest(),
         pairs=pairs,
+        verdicts=any(source.kind in VERDICT_KINDS for source in sources),
         audio=audio,
         drawing=drawing,
     )
@@ -176,7 +180,8 @@ def open_packed_dataset(
         [arrays],
         pad_id=pad_id,
         fingerprint=fingerprint,
-        pairs=data_fingerprint.pairs,
+        pairs=data_fingerprint.pairs or data_fingerprint.verdicts,
+        verdicts=data_fingerprint.verdicts,
         packed=packed,
         audio=audio,
     )

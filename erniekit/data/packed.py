@@ -39,16 +39,22 @@ class DataFingerprint:
         tokenizer, template: fingerprints; the template's is None for plain texts.
         pairs: whether the samples are pairs (stage DPO).
         audio: of the model's audio encoder; "" where it has none.
+        verdicts: whether the samples are answers with a verdict (stage KTO).
+        scored: whether the answers of pairs are there as a whole, to be scored (stage RM).
     """
 
     tokenizer: str
     template: str | None
     pairs: bool
     audio: str = ""
+    verdicts: bool = False
+    scored: bool = False
 
     def stored(self) -> dict[str, Any]:
-        """Return the values as the folder holds them; those of models without an encoder are as they always were."""
-        return {name: value for name, value in asdict(self).items() if name != "audio" or value}
+        """Return the values as the folder holds them; without those that are newer where they are empty."""
+        return {
+            name: value for name, value in asdict(self).items() if name not in ("audio", "verdicts", "scored") or value
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,12 +203,23 @@ def _checked(path: Path, checksum: int | None, kind: str) -> np.ndarray:
     return np.frombuffer(data, kind).astype(np.int64 if kind == "<i8" else np.int16)
 
 
+_CONTENTS = (  # what the flags of a fingerprint say, and which stage reads it
+    ("verdicts", "answers with a verdict", "KTO"),
+    ("scored", "pairs to be scored", "RM"),
+    ("pairs", "pairs", "DPO"),
+)
+
+
 def _check_data_fingerprint(folder: Path, stored: dict[str, Any], expected: dict[str, Any]) -> None:
     different = [name for name, value in expected.items() if (stored.get(name) or None) != (value or None)]
     if not different:
         return
-    if "pairs" in different:
-        what = "pairs, which only stage DPO reads" if stored.get("pairs") else "no pairs, which stage DPO needs"
+    for field, contents, stage in _CONTENTS:
+        if field not in different:
+            continue
+        what = f"{contents}, which only stage {stage} reads"
+        if not stored.get(field):
+            what = f"no {contents}, which stage {stage} needs"
         raise DataError(f"{folder}: contains {what}\n  Change `stage`, or pack the data of this stage.")
     name = {"tokenizer": "tokenizer", "template": "chat template", "audio": "audio encoder"}[different[0]]
     raise DataError(

@@ -39,6 +39,22 @@ class EncodedAnswer(NamedTuple):
     targets: Sequence[int]
 
 
+class Ends(NamedTuple):
+    """How the answers of a sample end.
+
+    Attributes:
+        cut_at: of an answer with a verdict, whose second answer is one to another prompt: the sample has no more tokens
+            than this because of that answer, of which at least one stays, and which may be equal to the first.
+        scored: the answers are read as a whole and scored behind their last tokens; no token is predicted.
+    """
+
+    cut_at: int | None = None
+    scored: bool = False
+
+
+PAIRS = Ends()
+
+
 class RenderedPair(NamedTuple):
     """Text segments of the prompt, up to the header of the answer, and of both answers."""
 
@@ -97,7 +113,11 @@ def _split_prompt(segments: list[Segment], answer: tuple[Turn, ...]) -> tuple[li
 
 
 def assemble_pair(
-    rendered: RenderedPair, encoded: Sequence[Sequence[int]], template: Template, score_difference: float | None
+    rendered: RenderedPair,
+    encoded: Sequence[Sequence[int]],
+    template: Template,
+    score_difference: float | None,
+    ends: Ends = PAIRS,
 ) -> tuple[Sample, int]:
     """Build the sample of a rendered pair from its encoded segments; return it and the number of prompt tokens.
 
@@ -111,9 +131,13 @@ def assemble_pair(
     for name, tokens in (("prompt", prompt), ("chosen", chosen.tokens), ("rejected", rejected.tokens)):
         if not tokens:
             raise NothingToTrainError(name, "text that leaves a token", "none: the tokenizer drops every character")
-    if chosen.tokens == rejected.tokens:
+    if ends.cut_at is not None:
+        room = max(1, ends.cut_at - (len(prompt) - 1 + len(chosen.tokens)))
+        rejected = EncodedAnswer(rejected.tokens[:room], rejected.targets[:room])
+    elif chosen.tokens == rejected.tokens:
         raise NothingToTrainError("rejected", "another answer than chosen", "the same tokens")
-    return join_pair(prompt, chosen, rejected, score_difference), len(prompt)
+    join = join_scored if ends.scored else join_pair
+    return join(prompt, chosen, rejected, score_difference), len(prompt)
 
 
 def _answer(segments: Sequence[Segment], encoded: Sequence[Sequence[int]], template: Template) -> EncodedAnswer:
@@ -143,4 +167,24 @@ def join_pair(
         np.array(input_ids, np.int32),
         np.array(labels, np.int32),
         PairOffsets(start, start + len(chosen.tokens), difference),
+    )
+
+
+def join_scored(
+    prompt: Sequence[int], chosen: EncodedAnswer, rejected: EncodedAnswer, score_difference: float | None = None
+) -> Sample:
+    """Join a pair of n, a and b tokens into a sample of n + 1 + a + b positions whose answers are scored.
+
+    Both answers begin with the prompt's last token, as in `join_pair`, and are read to their last tokens. These are the
+    only ones with a label, themselves, which marks where the score stands.
+    """
+    *before, last = prompt
+    answers = [[last, *answer.tokens] for answer in (chosen, rejected)]
+    marks = [[IGNORE_INDEX] * len(answer.tokens) + [answer.tokens[-1]] for answer in (chosen, rejected)]
+    start = len(before)
+    difference = math.nan if score_difference is None else score_difference
+    return Sample(
+        np.array([*before, *answers[0], *answers[1]], np.int32),
+        np.array([IGNORE_INDEX] * start + marks[0] + marks[1], np.int32),
+        PairOffsets(start, start + len(answers[0]), difference),
     )

@@ -12,9 +12,10 @@ from erniekit.data.drawing import Drawing
 from erniekit.data.encode import SourceRun, encoder_of
 from erniekit.data.formats.format import Record
 from erniekit.data.formats.problems import Effect, RecordProblem, SourceProblems
-from erniekit.data.formats.registry import FORMATS, PAIR_KINDS, recognise
+from erniekit.data.formats.registry import BRANCHED_KINDS, FORMATS, VERDICT_KINDS, recognise
 from erniekit.data.formats.token_ids import TOKEN_IDS
 from erniekit.data.formats.unused_fields import UnusedFields
+from erniekit.data.formats.verdicts import with_other_answers
 from erniekit.data.interleave import Interleaving
 from erniekit.data.media.clip import AudioInputs, Clip
 from erniekit.data.media.errors import RecordingError, describe_clip
@@ -51,6 +52,7 @@ class TokenizationSettings:
     audio: AudioInputs | None = None
     drawing: Drawing | None = None
     speech: SpeechSettings | None = None
+    scored: bool = False
 
     def __post_init__(self) -> None:
         if self.over_length not in OVER_LENGTH_POLICIES:
@@ -67,7 +69,8 @@ class TokenizationSettings:
         """Return everything here that determines the samples of the sound records of a source of this kind."""
         unrendered = kind in (TOKEN_IDS, ALIGNED_UNITS, CODES)
         template = None if unrendered or self.template is None else self.template.fingerprint
-        pair_settings = (self.max_prompt_len, self.needs_scores) if kind in PAIR_KINDS else ()
+        pair_settings: tuple = (self.max_prompt_len, self.needs_scores) if kind in BRANCHED_KINDS else ()
+        pair_settings += ("scored",) if self.scored else ()
         prefix = self.tokenizer.document_prefix if kind == "text" else ()
         split = () if self.split_multi_turn is None else (f"split_multi_turn {self.split_multi_turn}",)
         audio = () if self.audio is None else (("audio", self.audio.fingerprint),)
@@ -123,7 +126,7 @@ def tokenise(
             return
     speech = SpeechIndex(source.path) if speech is None and source.kind == CODES else speech
     encode, run = encoder_of(source.kind), SourceRun(source, settings, counts, problems, speech)
-    for block in _blocks(source, counts, unused, problems, block_records):
+    for block in _blocks(source, settings, counts, unused, problems, block_records):
         samples: list[Sample] = []
         lines: list[int] = []
         for _, record in block:
@@ -146,23 +149,33 @@ def _wrong_format(source: Source, found: str) -> RecordProblem:
 
 def _blocks(
     source: Source,
+    settings: TokenizationSettings,
     counts: RecordCounts,
     unused: UnusedFields,
     problems: SourceProblems,
     block_records: int,
 ) -> Iterator[list[NumberedRecord]]:
-    """Yield records in blocks limited by number and by characters."""
+    """Yield records in blocks limited by number and by characters; each pair of a ranking is one."""
     block: list[NumberedRecord] = []
     characters = 0
-    for item in read_part(source, unused):
+    items: Iterator[NumberedRecord | RecordProblem] = read_part(source, unused)
+    if source.kind in VERDICT_KINDS:
+        items = with_other_answers(items, str(source.path))  # type: ignore[arg-type]
+    for item in items:
         if isinstance(item, RecordProblem):
             problems.add(item)
             counts.read += item.line > 0
             continue
-        counts.read += 1
-        block.append(item)
-        characters += _characters(item[1])
-        if len(block) == block_records or characters >= BLOCK_CHARACTERS:
+        line, record = item
+        pairs = (record, *record.others) if isinstance(record, Preference) else (record,)
+        counts.read += len(pairs)
+        if len(pairs) > 1 and not settings.scored:
+            expected = "two answers (stage DPO reads pairs; write stage: RM to train rankings of more)"
+            problems.add(RecordProblem(str(source.path), line, "response", expected, "a ranking of more"))
+            continue
+        block += [(line, each) for each in pairs]
+        characters += sum(map(_characters, pairs))
+        if len(block) >= block_records or characters >= BLOCK_CHARACTERS:
             yield block
             block, characters = [], 0
     if block:

@@ -25,6 +25,7 @@ from erniekit.export.logit_difference import PROMPTS, compare, encode, fits_in_m
 from erniekit.export.model_card import (
     MODEL_CARD_FILE,
     USE_PROGRAM,
+    USE_REWARD_MODEL,
     USE_SPEAKER,
     USE_WEIGHTS,
     model_card,
@@ -114,7 +115,11 @@ def export_model(
         check_upload(repository)
     use_device(config.basic.device)
     use_kernels(config.acceleration.cpu_kernels)
-    architecture = trained_config(model).architecture
+    shape = trained_config(model)
+    architecture = shape.architecture
+    if shape.scored and form != HUGGING_FACE:
+        what = f"gives scores, and programs (--format {form}) write text only; leave --format out"
+        raise ModelFileError(f"{model.model_folder}: the model {what}")
     listens, speaks = architecture.audio is not None, architecture.codes is not None
     if (listens or speaks) and form != HUGGING_FACE:
         what = "listens to recordings, and programs (--format FORM) read text only" if listens else SPEAKS
@@ -140,7 +145,7 @@ def export_model(
             parameters=model.parameters,
             results=model.results,
             facts=facts,
-            use=_use(architecture, model.parameters, form),
+            use=USE_REWARD_MODEL if shape.scored else _use(architecture, model.parameters, form),
             library="transformers" if form == HUGGING_FACE and not speaks else None,
             listens=listens,
         )

@@ -33,8 +33,14 @@ class LogitDifference:
     largest_logit: float
     positions: int
     same_argmax: int  # positions at which both have the same most likely token
+    scores: bool = False  # whether they are scores of a reward model, one at each position
 
     def __str__(self) -> str:
+        if self.scores:
+            return (
+                f"largest difference {self.largest:.3g} (scores up to {self.largest_logit:.3g}) at {self.positions} "
+                f"positions of {len(PROMPTS)} prompts"
+            )
         return (
             f"largest difference {self.largest:.3g} (logits up to {self.largest_logit:.3g}), the same most likely "
             f"token at {self.same_argmax} of {self.positions} positions of {len(PROMPTS)} prompts"
@@ -49,6 +55,7 @@ def compare(expected: Sequence[np.ndarray], found: Sequence[np.ndarray]) -> Logi
         largest_logit=max(float(np.abs(ours).max()) for ours, _ in pairs),
         positions=sum(len(ours) for ours, _ in pairs),
         same_argmax=sum(int((ours.argmax(-1) == theirs.argmax(-1)).sum()) for ours, theirs in pairs),
+        scores=pairs[0][0].shape[-1] == 1,
     )
 
 
@@ -93,7 +100,10 @@ def _codes(config: ModelConfig, tokens: Sequence[int]) -> dict[str, paddle.Tenso
 
 
 def _logits(decoder: Decoder, hidden_SH: paddle.Tensor) -> paddle.Tensor:
-    """Return the logits [S, V] of tokens, or those of all levels of codes one after the other."""
+    """Return the logits [S, V] of tokens, or those of all levels of codes one after the other; of a reward model the
+    scores [S, 1]."""
+    if decoder.config.scored:
+        return decoder.head(hidden_SH).unsqueeze(-1)
     if decoder.config.architecture.codes is None:
         return decoder.head(hidden_SH.unsqueeze(0))[0]
     levels = range(code_layout(decoder.config).levels)

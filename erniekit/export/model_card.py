@@ -27,6 +27,17 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 model = AutoModelForCausalLM.from_pretrained("FOLDER", torch_dtype="auto")
 tokenizer = AutoTokenizer.from_pretrained("FOLDER")
 ```"""
+USE_REWARD_MODEL = """\
+```sh
+erniekit score FOLDER DATA.jsonl
+```
+
+```python
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+model = AutoModelForSequenceClassification.from_pretrained("FOLDER", torch_dtype="auto")
+tokenizer = AutoTokenizer.from_pretrained("FOLDER")
+```"""
 USE_LISTENER = """\
 ```sh
 erniekit transcribe FOLDER recording.wavREQUEST

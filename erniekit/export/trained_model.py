@@ -20,6 +20,7 @@ from erniekit.json_files import read_json_object
 from erniekit.manifest import problems
 from erniekit.model.architectures.model_config import CONFIG_FILE, ModelConfig
 from erniekit.model.lora.folder import ADAPTER_CONFIG_FILE, base_model_of, is_adapter_folder
+from erniekit.model.lora.score import scored_by_adapters
 from erniekit.model.lora.trainable_tokens import grown_by_adapters
 from erniekit.model.storage.layouts import locate_weights
 from erniekit.model.storage.model_folder import refuse_half_written, refuse_sharded_checkpoint
@@ -85,7 +86,9 @@ def trained_config(model: TrainedModel) -> ModelConfig:
         ModelFileError: `config.json` or `adapter_config.json` cannot be used.
     """
     config = ModelConfig.from_folder(model.model_folder, ignored_config_keys(model.parameters))
-    return grown_by_adapters(config, model.folder) if model.is_adapter else config
+    if not model.is_adapter:
+        return config
+    return grown_by_adapters(scored_by_adapters(config, model.folder, ADAPTER_CONFIG_FILE), model.folder)
 
 
 def find_trained_model(named: Path, config: Config) -> TrainedModel:

@@ -17,6 +17,7 @@ from erniekit.data.conversation import ASSISTANT, Conversation, Preference, Sour
 from erniekit.data.eval_sampler import source_names
 from erniekit.data.formats.format import Record
 from erniekit.data.formats.problems import RecordProblem
+from erniekit.data.formats.verdicts import UNDESIRABLE
 from erniekit.data.media.errors import RecordingError
 from erniekit.data.placeholders import EncodedPrompt, encode_prompt_with_clips
 from erniekit.data.split import read_part
@@ -189,7 +190,10 @@ def _read_eval_prompts(source: Source, speech: Speech) -> Iterator[EvalPrompt]:
 
 
 def _eval_prompt_from(location: str, record: Record, speech: Speech) -> EvalPrompt | None:
-    """Return the last trained answer of a dialogue or the chosen answer of a pair as a prompt; None for plain text."""
+    """Return the last trained answer of a dialogue or the chosen answer of a pair as a prompt; None for plain text,
+    and for an answer that its verdict calls undesirable."""
+    if isinstance(record, Preference) and not record.rejected and record.score_difference == UNDESIRABLE:
+        return None
     if isinstance(record, Preference):
         return EvalPrompt(location, record.prompt, record.chosen[0].written(speech.unit_token))
     if not isinstance(record, Conversation):

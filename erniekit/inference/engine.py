@@ -34,6 +34,8 @@ from erniekit.inference.generation import Audio, TextModel, answer_requests, len
 from erniekit.inference.sampling import Sampling
 from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.builder import build_model
+from erniekit.model.lora.folder import ADAPTER_CONFIG_FILE
+from erniekit.model.lora.score import scored_by_adapters
 from erniekit.model.quantization.settings import WeightOnly
 from erniekit.model.storage.model_folder import is_program_folder
 
@@ -113,6 +115,11 @@ class ChatModel:
             raise ModelFileError(
                 f"{folder}: the model writes codes of speech and no text\n"
                 f"  Let it speak: erniekit speak {folder} --text TEXT"
+            )
+        if scored_by_adapters(config, adapters, ADAPTER_CONFIG_FILE).scored:
+            raise ModelFileError(
+                f"{folder}: is a reward model, which gives answers a score and writes none\n"
+                f"  Let it judge answers: erniekit score {folder} DATA.jsonl"
             )
         decoder = build_model(config, weights, adapters=adapters, seed=seed, quantization=quantization)
         decoder.eval()  # once, and not in every step

@@ -120,7 +120,8 @@ def build_model(
         layout = load_weights(decoder, stored)
         logger.log(log_level, f"weights: {weights} ({layout})")
         if model_config.wrapped is not None:
-            logger.log(log_level, f"tables and heads of codes: random, seed {model_config.wrapped.seed}")
+            drawn = "score" if model_config.scored else "tables and heads of codes"
+            logger.log(log_level, f"{drawn}: random, seed {model_config.wrapped.seed}")
     if isinstance(quantization, WeightOnly):
         logger.log(log_level, f"quantisation: {quantization}; {_size_of_packed(decoder)}")
     if isinstance(quantization, Fp8):

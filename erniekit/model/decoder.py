@@ -128,6 +128,23 @@ class Head(nn.Layer):
         return self.tp.gather_from_tp(logits)
 
 
+class ScoreHead(nn.Layer):
+    """Hidden states [T, H] -> scores [T], in float32. The ranks of `tp` divide the channels of its weight [1, H]."""
+
+    def __init__(self, config: ModelConfig, tp: TensorParallel = NO_TENSOR_PARALLEL) -> None:
+        super().__init__()
+        self.tp = tp
+        self.parallel_output = True  # as of `Head`; scores are never divided
+        self.weight = self.create_parameter([1, tp.local_size(config.hidden_size)], default_initializer=ZEROS)
+
+    def forward(self, hidden_TH: paddle.Tensor) -> paddle.Tensor:
+        """Return the scores of hidden states that `tp.copy_to_tp` has prepared."""
+        width = self.weight.shape[1]
+        own_TH = hidden_TH[:, self.tp.rank * width : (self.tp.rank + 1) * width].astype("float32")
+        scores_T = paddle.matmul(own_TH, self.weight.astype("float32"), transpose_y=True).flatten()
+        return self.tp.add_parts(scores_T)
+
+
 class DecoderModules(NamedTuple):
     """The classes that a decoder is made of (`Architecture.modules`).
 
@@ -239,9 +256,13 @@ class Decoder(nn.Layer):
             for depth in range(predictions)
         )
         if pipeline_stage.last:
-            offset, scale = architecture.norm_offset, architecture.multipliers(config).logits
+            offset = architecture.norm_offset
+            scale = 1.0 if config.scored else architecture.multipliers(config).logits
             self.norm = modules.norm(config.hidden_size, config.rms_norm_eps, offset=offset, scale=scale)
-            self.head = modules.head(config, self.embedding if config.ties_head else None, tp)
+            if config.scored:
+                self.head = ScoreHead(config, tp)
+            else:
+                self.head = modules.head(config, self.embedding if config.ties_head else None, tp)
 
     @property
     def layers(self) -> list[DecoderLayer]:
@@ -265,7 +286,7 @@ class Decoder(nn.Layer):
             yield f"model.mtp_hidden_norm.{depth}.", prediction.hidden_norm
             yield f"model.mtp_linear_proj.{depth}.", prediction.linear_proj
         if self.pipeline_stage.last:
-            yield "lm_head.", self.head
+            yield "score." if self.config.scored else "lm_head.", self.head
 
     def begin_micro_batch(
         self, *, step: int, micro_batch: int, dropout_scale: float = 1.0, loss_weight: float = 1.0

@@ -109,6 +109,10 @@ class TensorParallel:
             return x
         return mp_ops._c_identity(mp_ops._mp_allreduce(x, group=self.group), self.group)
 
+    def add_parts(self, x: Tensor) -> Tensor:
+        """Sum over the ranks what all go on to use alike; the gradient of each part is that of the sum."""
+        return x if self.size == 1 else mp_ops._mp_allreduce(x, group=self.group)
+
     def gather_from_tp(self, x: Tensor) -> Tensor:
         """Concatenate all ranks' shards of the last axis; the gradient is this rank's shard."""
         return x if self.size == 1 else mp_ops._c_concat(x, group=self.group)

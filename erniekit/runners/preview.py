@@ -47,7 +47,7 @@ def render_batch(
     Args:
         rows, documents: how many rows, and how many documents of each row, to show.
     """
-    what = "documents" if batch.pairs is None else "pairs"
+    what = "documents" if batch.pairs is None else "answers" if dataset.verdicts else "pairs"
     lines = [_legend(what, color)]
     for number, row in enumerate(previewed_rows(batch, tokenizer, dataset, rows=rows, documents=documents)):
         lines += ["", *_row_lines(number, row, color)]
@@ -69,7 +69,7 @@ def _row_lines(number: int, row: PreviewedRow, color: bool) -> list[str]:
 
 def _part_line(part: Part, color: bool) -> str:
     name = _styled(f"{part.name}: ", HEADING, color) if part.name else ""
-    style = REJECTED if part.name == "rejected" else TRAINED
+    style = REJECTED if part.name in ("rejected", "undesirable") else TRAINED
     return name + "".join(_shown(text, trained, color, style) for trained, text in part.stretches)
 
 
@@ -78,6 +78,8 @@ def _legend(what: str, color: bool) -> str:
         return "[[trained text]], what is only read"
     if what == "pairs":
         return "chosen answers are green, rejected ones red, what is only read is dim"
+    if what == "answers":
+        return "desirable answers are green, undesirable ones red, what is only read is dim"
     return "trained text is green, what is only read is dim"
 
 

@@ -27,7 +27,8 @@ class Stretch(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A part of a document. `name`: "chosen" or "rejected" for an answer of a pair, otherwise ""."""
+    """A part of a document. `name`: "chosen" or "rejected" for an answer of a pair; "desirable", "undesirable" or
+    "to another prompt" for one with a verdict; otherwise ""."""
 
     name: str
     stretches: list[Stretch]
@@ -53,7 +54,7 @@ class PreviewedRow(NamedTuple):
     """A row of a batch with its first documents.
 
     Attributes:
-        what: "documents" or "pairs".
+        what: "documents", "pairs" or "answers".
         total: how many of them the row has in all.
         positions: how many positions they fill.
         padding: how many positions follow.
@@ -96,11 +97,15 @@ def _row(batch: Batch, tokenizer: Tokenizer, dataset: Dataset, row: int, documen
         elif sample.pair is None:
             parts = [Part("", _document(batch, decode, row, start, end))]
         else:
-            parts = _pair(batch, decode, row, start, answers)
+            names = ("chosen", "rejected")
+            if dataset.verdicts:
+                verdict = "desirable" if sample.pair.score_difference > 0 else "undesirable"
+                names = (verdict, "to another prompt")
+            parts = _pair(batch, decode, row, start, answers, names)
         location = escape_control_characters(dataset.location(index))
         targets = [_targets(batch, row, answer) for answer in answers]
         shown.append(PreviewedDocument(location, start, end, targets, parts))
-    what = "documents" if batch.pairs is None else "pairs"
+    what = "documents" if batch.pairs is None else "answers" if dataset.verdicts else "pairs"
     return PreviewedRow(what, len(spans), filled, batch.input_ids.shape[1] - filled, shown)
 
 
@@ -134,11 +139,18 @@ def _decoder(tokenizer: Tokenizer, dataset: Dataset, clips: Sequence[PlacedClip]
     return decode
 
 
-def _pair(batch: Batch, decode: Callable[[list[int]], str], row: int, start: int, answers: list[slice]) -> list[Part]:
+def _pair(
+    batch: Batch,
+    decode: Callable[[list[int]], str],
+    row: int,
+    start: int,
+    answers: list[slice],
+    names: tuple[str, str],
+) -> list[Part]:
     """The prompt, as both answers read it, and each answer with its name."""
     prompt = batch.input_ids[row, start : answers[0].start + 1].tolist()
     parts = [Part("", [Stretch(False, decode(prompt))])]
-    for name, answer in zip(("chosen", "rejected"), answers, strict=True):
+    for name, answer in zip(names, answers, strict=True):
         parts.append(Part(name, _document(batch, decode, row, answer.start, answer.stop, beginning=False)))
     return parts
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from erniekit.build.sources import evaluation_sources, training_sources
 from erniekit.config import Config
+from erniekit.config.sections.rewards import read_reward
 from erniekit.data.conversation import Conversation, Source
 from erniekit.data.formats.files import parse_values, read_values
 from erniekit.data.formats.media_paths import media_folders
@@ -55,6 +56,11 @@ class ScoredAnswers:
                 "rewards": dict(zip(self.names, scores, strict=True)),
                 "reward": reward,
             }
+
+
+def needs_paddle(config: Config) -> bool:
+    """Return whether one of the rewards is a model."""
+    return any(read_reward(text).kind == "reward_model" for text in config.rewards.rewards)
 
 
 def score_answers(config: Config, answers: Path | None = None, count: int = SCORED) -> ScoredAnswers:

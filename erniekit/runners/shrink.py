@@ -33,6 +33,7 @@ DATA = {  # of each kind of records: files to train and to evaluate on, and thei
     "dialogues": ("sft-train", "sft-eval", "erniekit"),
     "prompts": ("sft-train", "sft-eval", "erniekit"),
     "pairs": ("preference-train", "preference-eval", "erniekit"),
+    "verdicts": ("verdict-train", "verdict-eval", "erniekit"),
 }
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 CODES = "codes"  # the folder of codes that are written
@@ -102,6 +103,8 @@ def shrink_overrides(config: Config) -> tuple[list[str], int, list[str]]:
     if config.stage.reads_codes:
         write_codes(shrunk_run.model, _home(config) / CODES, config.training.seed)
     own = shrunk_run.parameters | {"model_name_or_path": str(folder), "output_dir": str(folder.parent / "run")}
+    if config.applies("teacher_model_name_or_path"):  # a teacher of its size and tokens: itself
+        own["teacher_model_name_or_path"] = str(folder)
     present = config.resolved()
     words = [f"{name}={_override_text(value)}" for name, value in own.items() if value != present[name]]
     lines = [
@@ -231,7 +234,7 @@ def _data_file(name: str) -> str:
 def _short_run(config: Config) -> dict[str, Any]:
     """Two steps of short rows; what is due every so many steps is due after each. What has no effect stays."""
     training = config.training
-    length = 256 if config.stage.reads_pairs else 128
+    length = 256 if config.stage.reads_pairs or config.stage.reads_verdicts else 128
     rows = 2 if config.stage.reads_prompts else min(training.per_device_train_batch_size, 2)  # a group at least
     further: dict[str, Any] = {}
     if config.applies("max_prompt_len"):

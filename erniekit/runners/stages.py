@@ -8,16 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from erniekit.build.data import RunData
 from erniekit.build.objectives import (
+    ComparingObjective,
+    distillation_objective_of_run,
+    distillation_objectives,
     freeze_mtp,
     preference_evaluation_objective,
+    preference_objective,
     preference_objective_of_batch,
     preference_objectives,
+    reward_objective,
     speech_objective,
     supervised_objective,
+    verdict_objective,
 )
 from erniekit.config import Config
 from erniekit.config.stages import STAGES as DECLARED
@@ -58,12 +65,16 @@ SUPERVISED = StageObjectives(
     evaluation=lambda config, model, ranks, mesh: supervised_objective(config),
     single_batch=lambda config, model, batch: supervised_objective(config),
 )
-PREFERENCE = StageObjectives(
-    training=preference_objectives,
-    evaluation=preference_evaluation_objective,
-    single_batch=preference_objective_of_batch,
-    prepare_model=freeze_mtp,
-)
+
+
+def _compared(make: ComparingObjective) -> StageObjectives:
+    """Return how a stage builds its objectives whose loss compares the model with a reference."""
+    return StageObjectives(
+        training=partial(preference_objectives, make),
+        evaluation=partial(preference_evaluation_objective, make),
+        single_batch=partial(preference_objective_of_batch, make),
+        prepare_model=freeze_mtp,
+    )
 
 
 def _speech_objectives(
@@ -78,11 +89,42 @@ SPEECH = StageObjectives(
     evaluation=lambda config, model, ranks, mesh: speech_objective(config, model),
     single_batch=lambda config, model, batch: speech_objective(config, model),
 )
+
+
+def _reward_objectives(
+    config: Config, model: Decoder, data: RunData, checkpoint: Path | None, ranks: Ranks, mesh: Mesh
+) -> tuple[Objective, Objective]:
+    objective = reward_objective(config)
+    return objective, objective
+
+
+REWARD = StageObjectives(
+    training=_reward_objectives,
+    evaluation=lambda config, model, ranks, mesh: reward_objective(config),
+    single_batch=lambda config, model, batch: reward_objective(config),
+)
+
+
+def _distillation_objectives(
+    config: Config, model: Decoder, data: RunData, checkpoint: Path | None, ranks: Ranks, mesh: Mesh
+) -> tuple[Objective, Objective]:
+    return distillation_objectives(config, model, data, ranks, mesh)
+
+
+DISTILLATION = StageObjectives(
+    training=_distillation_objectives,
+    evaluation=lambda config, model, ranks, mesh: distillation_objective_of_run(config, mesh),
+    single_batch=lambda config, model, batch: distillation_objective_of_run(config),
+    prepare_model=freeze_mtp,
+)
 STAGES: Mapping[str, StageObjectives] = {
     "PT": SUPERVISED,
     "SFT": SUPERVISED,
-    "DPO": PREFERENCE,
+    "DPO": _compared(preference_objective),
+    "KTO": _compared(verdict_objective),
+    "RM": REWARD,
     "TTS": SPEECH,
+    "DISTILL": DISTILLATION,
 }
 # What a stage is made of whose samples are answers of the model: `runners/policy.py`.
 assert STAGES.keys() == {name for name, stage in DECLARED.items() if not stage.reads_prompts}

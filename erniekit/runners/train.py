@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -33,6 +33,7 @@ from erniekit.build.sources import training_sources
 from erniekit.build.speech import codec_of_run
 from erniekit.build.text_reading import TextReading, read_text_reading, write_text_reading
 from erniekit.config import Config
+from erniekit.data.batch import Batch
 from erniekit.data.loader import prefetch
 from erniekit.data.split import read_part
 from erniekit.data.templates.ernie import Template, published_files
@@ -46,6 +47,7 @@ from erniekit.model.decoder import Decoder
 from erniekit.model.lora.lora import named_trainable_parameters
 from erniekit.rollouts.collapse import CollapseWarnings
 from erniekit.runners.evaluate import build_generation_evaluator
+from erniekit.runners.on_policy import ReadSteps, with_own_answers
 from erniekit.runners.policy import PolicyData, RunParts, plan_prompts, policy_run, read_prompts
 from erniekit.runners.stages import prepare_model, stage_objectives
 from erniekit.training.callbacks import Callback
@@ -170,9 +172,20 @@ def _of_samples(
     answers = build_generation_evaluator(config, tokenizer, template, mesh) if evaluates else None
     return RunParts(
         objective,
-        lambda first, stop: prefetch(data.plan, first, data.workers, stop),
+        _steps(config, model, data, () if template is None else template.stop_token_ids),
         _evaluation(config, model, data, of_evaluation, answers, ranks),
     )
+
+
+def _steps(config: Config, model: Decoder, data: RunData, stop_token_ids: Sequence[int]) -> ReadSteps:
+    """Return what reads the steps of a run, some of which may train on answers that the model has just written."""
+
+    def read(first: int, stop: int) -> Generator[Sequence[Batch], None, None]:
+        return prefetch(data.plan, first, data.workers, stop)
+
+    if not (config.applies("on_policy_ratio") and config.distillation.on_policy_ratio):
+        return read
+    return with_own_answers(config, model, data.plan, stop_token_ids, data.dp_rank.multiple_of, read)
 
 
 def _tell_codes(config: Config, *, writes: bool) -> None:

@@ -120,7 +120,7 @@ def test_the_kind_of_the_reference(
         monkeypatch.setattr(objectives, name, making(found, made))
     monkeypatch.setattr(objectives, "_pairs_of_run", lambda *parts: {})
     config = make_config(**PAIRS, **values)
-    training, _ = objectives.preference_objectives(config, None, None, None)  # type: ignore[arg-type]
+    training, _ = objectives.preference_objectives(objectives.preference_objective, config, None, None, None)  # type: ignore[arg-type]
     assert seen[-1] == kind
     for step in range(1, 7):
         if training.after_update is not None:

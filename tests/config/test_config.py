@@ -64,7 +64,7 @@ def test_all_problems_are_reported_at_once_in_order(tmp_path: Path) -> None:
         f"  {file}:2: `max_steps`: expected an integer, got many",
         f"  {file}:3: `ckpt_quant_stage`: expected O0, O1 or O2, got O9",
         f"  {file}:4: `bf16`: `bf16` (sft.yaml:4) and `fp16` (sft.yaml:5) exclude each other; keep one of them",
-        "  command line: `beta`: must be greater than 0.0, got -1.0",
+        "  command line: `beta`: must be at least 0.0, got -1.0",
         f"  {file}: `model_name_or_path`: is required and not set; write `model_name_or_path: models/ERNIE-4.5-0.3B`, "
         "with your own value",
         f"  {file}: `train_dataset_path`: is required and not set; write `train_dataset_path: data/sft-train.jsonl`, "

@@ -249,8 +249,8 @@ def test_erniekit_is_stripped_as_upstream_does():
         ({"images": ["1.png"]}, "images: expected dialogues, got a vision record; ERNIEKit does not read images"),
         ({"image_info": [{"image_url": "1.png"}]}, "images: expected dialogues, got a vision record"),
         ({"videos": ["1.mp4"]}, "videos: expected dialogues, got a video record"),
-        ({"kto_tag": True}, "label: expected dialogues, got a KTO record; ERNIEKit trains pairs of answers"),
-        ({"label": False}, "label: expected dialogues, got a KTO record; ERNIEKit trains pairs of answers"),
+        ({"kto_tag": True}, "label: expected dialogues, got an answer with a verdict; write stage: KTO to train it"),
+        ({"label": False}, "label: expected dialogues, got an answer with a verdict; write stage: KTO to train it"),
     ],
 )
 def test_records_of_other_kinds_are_refused_with_the_reason(record, told):
@@ -264,7 +264,7 @@ def test_a_word_is_no_image_and_an_empty_list_none():
 
 
 def test_unpaired_records_of_trl_are_kto():
-    assert "got a KTO record" in refusal("prompt_completion", prompt="q", completion="a", label=True)
+    assert "got an answer with a verdict" in refusal("prompt_completion", prompt="q", completion="a", label=True)
 
 
 @pytest.mark.parametrize(
@@ -363,6 +363,10 @@ EXAMPLES = {
         "conversations": [says("human", "q")], "chosen": says("gpt", "a"), "rejected": says("gpt", "b"),
     },
 }  # fmt: skip
+EXAMPLES |= {
+    f"{name} verdicts": {**EXAMPLES[name], "label": name != "alpaca"}
+    for name in ("erniekit", "alpaca", "messages", "sharegpt", "prompt_completion")
+}
 
 
 def test_there_is_an_example_of_every_format():
@@ -383,7 +387,7 @@ def test_what_another_stage_trains_is_told(declared, write_jsonl):
     for kind, record in EXAMPLES.items():
         if (declared, kind) == ("codes", "asr"):
             assert recognise(write_jsonl([record]), declared) == declared  # reading says: make codes of them first
-        elif FORMATS[declared].records == "tokens" and FORMATS[kind].records not in ("pairs", "codes"):
+        elif FORMATS[declared].records == "tokens" and FORMATS[kind].records not in ("pairs", "verdicts", "codes"):
             assert recognise(write_jsonl([record]), declared) == kind  # which stage SFT or PT may read, too
         elif FORMATS[kind].records not in (FORMATS[declared].records, "tokens"):
             problem = recognise(write_jsonl([record]), declared)
@@ -391,7 +395,14 @@ def test_what_another_stage_trains_is_told(declared, write_jsonl):
             assert "write stage: " in problem.got and f"which stage {STAGE[declared]} reads" in problem.expected
 
 
-_STAGES = {"text": "PT", "dialogues": "SFT", "pairs": "DPO", "tokens": "PT or SFT", "codes": "TTS"}
+_STAGES = {
+    "text": "PT",
+    "dialogues": "SFT",
+    "pairs": "DPO or RM",
+    "verdicts": "KTO",
+    "tokens": "PT or SFT",
+    "codes": "TTS",
+}
 STAGE = {kind: _STAGES[form.records] for kind, form in FORMATS.items()}
 
 
@@ -435,8 +446,9 @@ def test_the_examples_of_the_documentation_are_of_the_formats_that_they_stand_un
     text = (PROJECT / "docs" / "data.md").read_text(encoding="utf-8")
     formats = text.partition("\n## Formats\n")[2].partition("\n### Tools\n")[0]
     pairs = text.partition("\n## Preference pairs\n")[2].partition("\n### Long pairs\n")[0]
+    verdicts = text.partition("\n## Answers with a verdict\n")[2].partition("\n## ")[0]
     shown = []
-    for section, suffix in ((formats, ""), (pairs, " preferences")):
+    for section, suffix in ((formats, ""), (pairs, " preferences"), (verdicts, " verdicts")):
         for name, example in re.findall(r"^`(\w+)`:.*\n\n```json\n(.*)\n```$", section, re.MULTILINE):
             kind = name + suffix
             record = json.loads(example)

@@ -36,13 +36,19 @@ SHORT = [  # of few models and tasks, for each is run on one process first, by e
     ("tp2 x pp2 + sp", "dense", "sft"),
     ("tp2 x pp2 + sp", "dense", "new-tokens-lora"),
     ("pp2", "dense", "tts-ar-nar"),
+    ("tp2 + sp", "dense", "distill"),
+    ("dp2", "dense", "distill-top-k"),
 ]
 REST = [
+    *[(name, "dense", "distill") for name in REFERENCES_ON if "pp" not in name],
+    *[(name, "dense", task) for name in ("dp2", "tp2 + sp") for task in ("distill-top-k", "distill-on-policy")],
     *[(name, "dense", task) for name in REFERENCES_ON for task in ("dpo-lora", "dpo-copy", "kto")],
+    *[(name, "dense", task) for name in REFERENCES_ON for task in ("verdicts", "reward-model")],
     *[(name, "moe", task) for name in ("ep2 over mp", "ep2 over data") for task in ("dpo-lora", "kto")],
     *[(name, "dense", task) for name in (*REFERENCES_ON[:-1], "tp4") for task in ("new-tokens", "new-tokens-lora")],
     *[(name, "moe", "new-tokens-lora") for name in ("tp2 + sp", "pp2", "sharding3 x 2", "ep2 over mp")],
     *[(name, "dense", "new-tokens-dpo-lora") for name in ("dp2", "tp2 + sp", "pp2")],
+    *[(name, "dense", "reward-model-lora") for name in ("dp2", "tp2 + sp", "pp2")],
     *[(name, "dense", task) for name in REFERENCES_ON for task in ("tts", "tts-ar-nar")],
 ]
 REST += [

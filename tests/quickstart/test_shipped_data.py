@@ -29,7 +29,7 @@ def test_shipped_files_are_the_generated_ones(tool: str) -> None:
 
 def test_no_held_out_prompt_is_trained_on() -> None:
     held_out = {record["src"][0] for record in records("sft-eval.jsonl")}
-    for name in ("sft-train.jsonl", "preference-train.jsonl"):
+    for name in ("sft-train.jsonl", "preference-train.jsonl", "verdict-train.jsonl"):
         assert held_out.isdisjoint(prompt for record in records(name) for prompt in record["src"])
     texts = "\n".join(record["text"] for record in records("text-train.jsonl"))
     assert not any(prompt in texts for prompt in held_out)
@@ -40,6 +40,14 @@ def test_rejected_answers_differ_from_chosen_ones() -> None:
         for record in records(name):
             chosen, rejected = record["response"]
             assert record["sort"] == [1, 0] and chosen != rejected
+
+
+def test_verdicts_are_on_right_and_on_wrong_answers() -> None:
+    for name, of in (("verdict-train.jsonl", "sft-train.jsonl"), ("verdict-eval.jsonl", "sft-eval.jsonl")):
+        right = {record["src"][0]: record["tgt"][0] for record in records(of) if len(record["src"]) == 1}
+        found = [(right[record["src"][0]] == record["tgt"][0], record["label"]) for record in records(name)]
+        assert all(is_right == label for is_right, label in found)
+        assert 0.5 < sum(label for _, label in found) / len(found) < 0.7
 
 
 METRES = {"km": 1000.0, "m": 1.0, "dm": 0.1, "cm": 0.01, "mm": 0.001}

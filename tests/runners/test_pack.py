@@ -178,3 +178,18 @@ def test_damaged_files_are_refused(make_config: Make, tmp_path: Path, name: str,
         (folder / name).write_bytes(data if harm == "flipped" else data[:-4])
     with pytest.raises(UserError, match=r"damaged|cannot be read"):
         steps(make_config(**replayed(folder)))
+
+
+@pytest.mark.parametrize(("stage", "data"), [("KTO", "verdict-train"), ("RM", "preference-train")])
+def test_answers_with_verdicts_and_answers_to_be_scored_are_replayed_by_their_stage_alone(
+    make_config: Make, tmp_path: Path, stage: str, data: str
+) -> None:
+    records = tmp_path / "records.jsonl"
+    lines = (ROOT / f"examples/data/{data}.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    records.write_text("".join(lines[:40]), encoding="utf-8")
+    values = {"stage": stage, "train_dataset_path": str(records)}
+    original = make_config(**values)
+    pack_data(original, tmp_path / "packed")
+    assert_equal_batches(steps(make_config(**{**values, **replayed(tmp_path / "packed")})), steps(original))
+    with pytest.raises(UserError, match=f"which only stage {stage} reads"):
+        steps(make_config(**replayed(tmp_path / "packed"), stage="DPO"))

@@ -72,14 +72,14 @@ def train(parameters: dict[str, Any], precision: str) -> dict[str, str]:
     return {"refused": ""}
 
 
-def make_model(model_folder: str, settings: dict[str, Any]) -> None:
+def make_model(model_folder: str, settings: dict[str, Any], seed: int = 1) -> None:
     """Write a model of random weights: the shipped tokenizer, and a configuration of its own."""
     from erniekit.model.architectures.model_config import ModelConfig
     from erniekit.model.builder import build_model
     from erniekit.model.weights import save_model_folder
 
     tokenizer = [SHIPPED_MODEL / name for name in ("tokenizer.json", "tokenizer_config.json")]
-    save_model_folder(build_model(ModelConfig.from_json(settings), None, seed=1), model_folder, tokenizer)
+    save_model_folder(build_model(ModelConfig.from_json(settings), None, seed=seed), model_folder, tokenizer)
 
 
 def _read(output_dir: Path) -> Run:

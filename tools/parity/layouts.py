@@ -143,12 +143,28 @@ PAIRS = {
     "max_prompt_len": 96,
     "sft_loss_ratio": 0.1,
 }
+RANKED = {
+    "stage": "RM",
+    "train_dataset_path": str(ROOT / "examples/data/preference-train.jsonl"),
+    "eval_dataset_path": str(ROOT / "examples/data/preference-eval.jsonl"),
+    "max_prompt_len": 96,
+    "margin_scale": 0.5,
+    "center_rewards_coefficient": 0.1,
+}
+VERDICTS = {
+    "stage": "KTO",
+    "train_dataset_path": str(ROOT / "examples/data/verdict-train.jsonl"),
+    "eval_dataset_path": str(ROOT / "examples/data/verdict-eval.jsonl"),
+    "max_prompt_len": 96,
+    "undesirable_weight": 1.5,
+}
 CODES = {  # of recordings that `Comparison` writes
     "stage": "TTS",
     "train_dataset_type": "codes",
     "eval_dataset_type": "codes",
     "audio_codebook_weights": "3,1",
 }
+DISTILL = {"stage": "DISTILL", "distill_divergence": "jsd", "distill_sft_share": 0.25}  # a teacher is written, too
 NUMBERS = {"added_token_ranges": ["{10..599}"]}  # which the records hold; two of two ranks have rows for them
 TASKS: Mapping[str, Mapping[str, Any]] = {
     "sft": DIALOGUES,
@@ -157,9 +173,17 @@ TASKS: Mapping[str, Mapping[str, Any]] = {
     "dpo-lora": PAIRS | {"fine_tuning": "LoRA", "lora_rank": 4},
     "dpo-copy": PAIRS | {"reference_model": "copy", "ref_model_update_steps": 2},
     "kto": PAIRS | {"loss_type": "kto_pair"},
+    "verdicts": VERDICTS,
+    "reward-model": RANKED,
+    "reward-model-lora": RANKED | {"fine_tuning": "LoRA", "lora_rank": 4},
     "new-tokens": DIALOGUES | NUMBERS,
     "new-tokens-lora": DIALOGUES | NUMBERS | {"fine_tuning": "LoRA", "lora_rank": 4},
     "new-tokens-dpo-lora": PAIRS | NUMBERS | {"fine_tuning": "LoRA", "lora_rank": 4},
+    "distill": DIALOGUES | DISTILL,
+    "distill-top-k": DIALOGUES | DISTILL | {"teacher_top_k": 8, "distill_temperature": 1.5},
+    "distill-on-policy": DIALOGUES
+    | DISTILL
+    | {"distill_sft_share": 0, "on_policy_ratio": 1, "on_policy_max_new_tokens": 8, "on_policy_temperature": 0},
     "tts": CODES,
     "tts-ar-nar": CODES
     | {
@@ -214,6 +238,12 @@ class Comparison:
             settings = {**MODELS[model], "num_hidden_layers": layers}
             run_ranks(make_model, 1, model_folder=str(folder / model), settings=settings)
         self._data: dict[str, Any] = {}
+        if TASKS[task]["stage"] == "DISTILL":
+            teacher = folder / "teacher"
+            if not teacher.exists():
+                settings = {**ERNIE, "hidden_size": 48, "num_hidden_layers": 2}
+                run_ranks(make_model, 1, model_folder=str(teacher), settings=settings, seed=2)
+            self._data = {"teacher_model_name_or_path": str(teacher)}
         if "train_dataset_path" not in TASKS[task]:
             codes = folder / f"codes-{task}"
             coded_speech(codes, 60)

@@ -5,6 +5,7 @@
 Writes, in ERNIEKit's own record format (one JSON object a line):
     sft-train.jsonl, sft-eval.jsonl              instructions; no prompt of the held-out file is in the training file
     preference-train.jsonl, preference-eval.jsonl  the same tasks with a right (chosen) and a wrong (rejected) answer
+    verdict-train.jsonl, verdict-eval.jsonl      the same tasks with one answer, and whether it is right
     text-train.jsonl                             plain text for `stage: PT`
 
 The same seed gives the same bytes; CI checks with --check that the shipped files are the generated ones.
@@ -157,6 +158,11 @@ def preference_record(question: Question) -> dict[str, object]:
     }
 
 
+def verdict_record(question: Question, *, right: bool) -> dict[str, object]:
+    answer = question.answer if right else question.wrong
+    return {"src": [question.prompt], "tgt": [answer], "label": right, "task": question.task}
+
+
 def two_turn_record(first: Question, second: Question) -> dict[str, object]:
     return {
         "src": [first.prompt, second.prompt],
@@ -194,8 +200,16 @@ def build() -> dict[str, list[dict[str, object]]]:
         "grpo-eval.jsonl": [sft_record(question) for question in further],
         "preference-train.jsonl": [preference_record(question) for question in train[:2000]],
         "preference-eval.jsonl": [preference_record(question) for question in held_out],
+        "verdict-train.jsonl": _verdicts(train[2000:4000], "train"),
+        "verdict-eval.jsonl": _verdicts(held_out, "eval"),
         "text-train.jsonl": [dict(text_record(question)) for question in train[:3000]],
     }
+
+
+def _verdicts(questions: list[Question], part: str) -> list[dict[str, object]]:
+    """One answer to each question: the right one to about three of five, a wrong one to the others."""
+    draw = random.Random(f"{SEED}/verdicts/{part}")
+    return [verdict_record(question, right=draw.random() < 0.6) for question in questions]
 
 
 def main() -> int:

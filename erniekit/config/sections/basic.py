@@ -8,7 +8,7 @@ from typing import Any
 
 from erniekit.config.object_urls import is_url, joined
 from erniekit.config.parameter import ConfigBuilder, Derived, parameter, rule, section, when
-from erniekit.config.stages import ALL_STAGES
+from erniekit.config.stages import ALL_STAGES, DIALOGUE_STAGES
 from erniekit.config.values import DEVICE, PATH_OR_URL, TEXTS, WORDS, other_device
 
 TRACKERS = (
@@ -31,9 +31,11 @@ class BasicParameters:
     stage: str = parameter(
         "SFT",
         "The kind of training. PT continues next-token training on plain text; SFT trains on the assistant's "
-        "turns of conversations; DPO trains on pairs of a preferred and a rejected answer; GRPO lets the model answer "
-        "prompts and learns from the rewards of its answers, see section 2.14; TTS (text to speech) trains a model "
-        "that predicts the codes of recordings, see section 2.8. The stage decides which data formats are "
+        "turns of conversations; DPO trains on pairs of a preferred and a rejected answer; KTO on single answers with "
+        "a verdict; RM trains a model that scores answers; DISTILL trains on conversations towards the distributions "
+        "of a teacher, see section 2.11; GRPO lets the model answer prompts and learns from the rewards of its answers, see "
+        "section 2.14; TTS (text to speech) trains a model that predicts the codes of recordings, see section 2.8. The "
+        "stage decides which data formats are "
         "read, which loss is used and which default learning rate applies.",
         choices=ALL_STAGES,
         verbs=("train", "eval", "preview"),
@@ -76,7 +78,7 @@ class BasicParameters:
         "Training and answering should agree: with false an empty thought belongs to the question, so that "
         "only the answer is trained. null leaves the choice to the template.",
         verbs=TEMPLATE_VERBS,
-        stages=("SFT", "DPO", "GRPO"),
+        stages=DIALOGUE_STAGES,
         example=False,
     )
     chat_template_kwargs: tuple[str, ...] = parameter(
@@ -86,7 +88,7 @@ class BasicParameters:
         "Llama 3.",
         kind=TEXTS,
         verbs=TEMPLATE_VERBS,
-        stages=("SFT", "DPO", "GRPO"),
+        stages=DIALOGUE_STAGES,
         example="date_string=22 Nov 2026",
     )
     continue_training: bool = parameter(

@@ -8,6 +8,9 @@ from erniekit.config.parameter import ConfigBuilder, Derived, parameter, rule, s
 from erniekit.config.sections.grpo import POLICY_LOSSES
 from erniekit.config.values import PATH_OR_URL
 
+COMPARING_STAGES = ("DPO", "KTO")  # whose losses compare the model with a reference
+REFERENCE_STAGES = (*COMPARING_STAGES, "GRPO")  # whose losses do, or may
+ANSWER_STAGES = (*COMPARING_STAGES, "RM")  # whose records are prompts with answers
 REFERENCE_FREE_LOSSES = ("simpo", "orpo")
 SMOOTHED_LOSSES = ("sigmoid", "robust", "simpo")
 OFFSET_LOSSES = ("sigmoid", "robust")
@@ -27,7 +30,7 @@ class DpoParameters:
         "reference. In stage GRPO it weighs the divergence from the reference, see `kl_estimator`; 0 needs no "
         "reference.",
         minimum=0.0,
-        stages=("DPO", "GRPO"),
+        stages=REFERENCE_STAGES,
         example=0.3,
     )
     loss_type: str = parameter(
@@ -62,11 +65,11 @@ class DpoParameters:
         2048,
         "The largest length of a prompt, at most `max_seq_len` - 10. The oldest turns of a longer prompt are removed "
         "and counted; its system text and last question stay. If these alone are too long, `over_length_policy` "
-        "applies to the pair. In stage GRPO it is at most `max_seq_len` - `max_completion_len`, and "
+        "applies to the record. In stage GRPO it is at most `max_seq_len` - `max_completion_len`, and "
         "`over_length_policy` says what becomes of longer prompts.",
         minimum=1,
-        stages=("DPO", "GRPO"),
         verbs=("train", "eval", "preview"),
+        stages=(*ANSWER_STAGES, "GRPO"),
         unit="tokens",
         example=1024,
     )
@@ -117,27 +120,27 @@ class DpoParameters:
         "The reference model: a folder, or a name on the hub as for `model_name_or_path`. It must use the same "
         "tokenizer. Empty means the model that the run starts from.",
         kind=PATH_OR_URL,
-        stages=("DPO", "GRPO"),
+        stages=REFERENCE_STAGES,
         example="output/sft",
     )
     reference_model: str = parameter(
         "auto",
         "Where the reference's log-probabilities come from; all choices give the same values. `adapters`: from the "
         "same model with its adapters disabled, for LoRA. `copy`: from a frozen copy, which takes the memory of the "
-        "weights again. `precomputed`: those of every pair are computed once before the first step and kept on disk. "
+        "weights again. `precomputed`: those of every record are computed once before the first step and kept on disk. "
         "`auto`: `adapters` with LoRA; otherwise `precomputed`, or `copy` with `ref_model_update_steps` and in stage "
         "GRPO, whose answers are not known before.",
         choices=("auto", "adapters", "copy", "precomputed"),
-        stages=("DPO", "GRPO"),
         verbs=("train",),
+        stages=REFERENCE_STAGES,
         example="copy",
     )
     ref_model_update_steps: int = parameter(
         -1,
         "Copy the trained model into the reference every this many optimizer steps. -1 never does.",
         minimum=-1,
+        stages=REFERENCE_STAGES,
         unit="optimizer steps",
-        stages=("DPO", "GRPO"),
         example=500,
     )
 
@@ -166,7 +169,7 @@ def reference_mode(section: DpoParameters, *, lora: bool) -> str:
     return "copy" if section.ref_model_update_steps > 0 or section.loss_type in POLICY_LOSSES else "precomputed"
 
 
-@rule("max_prompt_len", "max_seq_len", stages=("DPO",))
+@rule("max_prompt_len", "max_seq_len", stages=ANSWER_STAGES)
 def prompt_leaves_space(builder: ConfigBuilder) -> None:
     """`max_prompt_len` is at most `max_seq_len` - 10, so that there is room for answers."""
     limit = builder["max_seq_len"] - MIN_ANSWER_TOKENS
@@ -179,14 +182,12 @@ def prompt_leaves_space(builder: ConfigBuilder) -> None:
 
 @rule("loss_type", "beta", "stage")
 def the_loss_is_of_the_stage(builder: ConfigBuilder) -> None:
-    """`loss_type` is a loss of the stage; `beta` is above 0 in stage DPO."""
-    if builder["stage"] not in ("DPO", "GRPO"):
-        return
+    """`loss_type` is a loss of the stage; `beta` is above 0 in stages DPO and KTO."""
     losses = POLICY_LOSSES if builder.stage.reads_prompts else PREFERENCE_LOSSES
-    if builder["loss_type"] not in losses:
+    if builder["stage"] in ("DPO", "GRPO") and builder["loss_type"] not in losses:
         what = f"`{builder['loss_type']}` is no loss of stage {builder['stage']}"
         builder.problem("loss_type", what, f"write one of {', '.join(losses)}")
-    if builder.stage.reads_pairs and not builder["beta"]:
+    if builder["stage"] in COMPARING_STAGES and not builder["beta"]:
         builder.problem("beta", "must be above 0", "write for example 0.1")
 
 
@@ -231,7 +232,7 @@ def options_fit_the_loss(builder: ConfigBuilder) -> None:
                 builder.no_effect(name, "because the loss has no reference")
 
 
-@rule("reference_model", "lora", "ref_model_update_steps", "ref_model_name_or_path", stages=("DPO", "GRPO"))
+@rule("reference_model", "lora", "ref_model_update_steps", "ref_model_name_or_path", stages=REFERENCE_STAGES)
 def reference_fits_the_training(builder: ConfigBuilder) -> None:
     """`reference_model`: `adapters` needs LoRA, `copy` is for all weights, `precomputed` is never updated."""
     mode, other = builder["reference_model"], builder["ref_model_name_or_path"]

@@ -205,11 +205,14 @@ class EvaluationParameters:
     )
 
 
-_GREATER = ("accuracy", "margin", "reward", "logps_chosen", "match", "rouge", "bleu", "similarity")
+_GREATER = (
+    "accuracy", "margin", "reward_chosen", "reward_desirable", "logps_chosen", "match", "rouge", "bleu", "similarity",
+    "auc",
+)  # fmt: skip
 
 
 def _greater_is_better(metric: str) -> bool:
-    return any(word in metric for word in _GREATER)
+    return metric == "eval_reward" or any(word in metric for word in _GREATER)
 
 
 @rule("text_normalizer", "do_eval", "eval_answers")

@@ -39,7 +39,7 @@ def _level(builder: ConfigBuilder) -> tuple[str, str]:
 
 def _scales(builder: ConfigBuilder) -> tuple[bool, str]:
     loss = builder["loss_type"]
-    return (True, "") if loss in SCALED else (False, f"with loss_type {loss}")
+    return (False, f"with loss_type {loss}") if loss in POLICY_LOSSES and loss not in SCALED else (True, "")
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,15 @@ from erniekit.config.values import TEXTS, format_value
 
 FORMATS = (
     "`erniekit` has `src` and `tgt`, `alpaca` has `instruction`, `input` and `output`, `messages` has OpenAI roles, "
-    "`sharegpt` has `conversations` with `from` and `value`, `prompt_completion` has `prompt` and `completion`, `asr` "
-    "has `audio_path`, a recording, and `text`, its transcript, `text` is plain text for stage PT, `aligned_units` has "
-    "`units` of speech and its `words` with times for stages PT and SFT, `token_ids` for the same stages has "
-    "lines of `ids` or `ids|labels` in a text file, or `input_ids` and `labels`, `codes` for stage TTS has recordings "
-    "as codes of a codec, each with its `text`: a folder that `erniekit codes` wrote, or JSON lines. For stage DPO the "
-    "records of a format are pairs: `erniekit` with `response` and `sort`, `alpaca` with `question`, `messages` with "
-    "`prompt`, `sharegpt` with `conversations`, the latter three with `chosen` and `rejected`. If it is left out, a "
-    "file's first records decide, and the run says so."
+    "`sharegpt` has `conversations` with `from` and `value`, `prompt_completion` has `prompt` and `completion`, `asr`"
+    " has `audio_path`, a recording, and `text`, its transcript, `text` is plain text for stage PT, `aligned_units` "
+    "has `units` of speech and its `words` with times for stages PT and SFT, `token_ids` for the same stages has "
+    "lines of `ids` or `ids|labels` in a text file, or `input_ids` and `labels`, `codes` for stage TTS has recordings"
+    " as codes of a codec, each with its `text`: a folder that `erniekit codes` wrote, or JSON lines. For stages DPO "
+    "and RM the records of a format are pairs: `erniekit` with `response` and `sort`, `alpaca` with `question`, "
+    "`messages` with `prompt`, `sharegpt` with `conversations`, the latter three with `chosen` and `rejected`. For "
+    "stage KTO records of dialogues have `label` or `kto_tag`, true or false, too. If it is left out, a file's first "
+    "records decide, and the run says so."
 )
 TEXT_KINDS = ("erniekit", "alpaca", "messages", "sharegpt", "prompt_completion", "asr", "text")
 UNIT_KINDS = ("aligned_units", "token_ids")  # records that are tokens without a template, for PT and SFT
@@ -82,6 +83,9 @@ def _fit_stage(builder: ConfigBuilder, name: str) -> None:
     elif builder.stage.reads_pairs and "prompt_completion" in kinds:
         what = f"stage {builder['stage']} reads pairs of answers, and `prompt_completion` has one answer"
         builder.problem(name, what, "write `messages` for records of `prompt`, `chosen` and `rejected`")
+    elif builder.stage.reads_verdicts and (others := sorted({*UNIT_KINDS, "asr"} & {*kinds})):
+        what = f"stage {builder['stage']} reads answers with a verdict, not {format_value(others)}"
+        builder.problem(name, what, "write the format of dialogues with `label: true` or `false`")
     elif "text" in kinds:
         builder.problem(
             name,

@@ -10,7 +10,7 @@ from erniekit.data.conversation import Conversation, PlainText, Preference
 from erniekit.data.units import AlignedUnits, SpokenText, TokenIds
 
 Record = Conversation | PlainText | Preference | TokenIds | AlignedUnits | SpokenText
-RecordKind = Literal["text", "dialogues", "pairs", "tokens", "codes"]
+RecordKind = Literal["text", "dialogues", "pairs", "verdicts", "tokens", "codes"]
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Format:
         name: its word in `train_dataset_type`.
         title: its name in messages to users.
         required: the fields that it is known by, in messages to users.
-        records: what a record holds; a stage trains one of the first three, PT and SFT train `tokens`, too, and
+        records: what a record holds; a stage trains one of the first four, PT and SFT train `tokens`, too, and
             TTS trains `codes`.
         fields: the fields of a record that are used.
         fits: whether a record looks like one of this format, judged by its characteristic fields.
@@ -52,9 +52,11 @@ class RefusedFormat:
         title: what such a record is.
         fits: as for `Format`.
         reason: what ERNIEKit does not do, in a sentence's words.
+        allowed: the kinds of records of formats that do not refuse them.
     """
 
     field: str
     title: str
     fits: Callable[[dict], bool]
     reason: str
+    allowed: tuple[RecordKind, ...] = ()

@@ -1,11 +1,12 @@
-"""Parse records of a prompt with a preferred and a rejected answer, for stage DPO; see docs/data.md.
+"""Parse records of a prompt with a preferred and a rejected answer, for stages DPO and RM; see docs/data.md.
 
 erniekit: `src`, `tgt` (one item shorter), `response`: two answers, each a text or a list of turns, `sort`: two numbers,
-the higher for the preferred answer; optional `system`, `is_system`.
+the higher for the preferred answer; optional `system`, `is_system`. Of more than two it is a ranking, for stage RM.
 alpaca: `question` (or `instruction`), `chosen`, `rejected`; optional `input`, `history`, `system` and scores.
 sharegpt: `conversations` (the prompt), `chosen` and `rejected`: one or several objects with `from` and `value` each.
 messages: `prompt`, `chosen`, `rejected`: texts or lists of messages; or full dialogues as `chosen` and `rejected`, with
-or without a `prompt`; optional scores. Scores are `score_chosen` and `score_rejected`.
+or without a `prompt`; optional scores. Scores are `score_chosen` and `score_rejected`,
+or their difference `margin`.
 
 The kinds are called "... preferences" here, because the stage decides that a file is read as pairs.
 """
@@ -14,11 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import permutations
 
 from erniekit.data.conversation import ASSISTANT, USER, Conversation, Preference, Turn
 from erniekit.data.formats.dialogues import join_input
 from erniekit.data.formats.messages import SYSTEM_ROLES, parse_messages
 from erniekit.data.formats.problems import (
+    MARGIN,
     SCORES,
     MalformedError,
     NothingToTrainError,
@@ -34,6 +37,7 @@ from erniekit.data.formats.problems import (
 )
 from erniekit.data.formats.sharegpt import preference_as_messages
 
+MAX_RANKED = 64  # answers of a ranking, which are 2,016 pairs
 MAX_ABS_SCORE = 1e30  # differences are kept in float32
 
 
@@ -48,7 +52,7 @@ def _require(record: dict, *names: str) -> None:
     for name in names:
         if record.get(name) is None:
             expected = "two answers" if name == "response" else "an answer"
-            raise MalformedError(name, f"{expected} (stage DPO reads pairs of answers)", "nothing")
+            raise MalformedError(name, f"{expected} (stages DPO and RM read pairs of answers)", "nothing")
 
 
 def parse_erniekit_pair(record: dict) -> Preference:
@@ -62,21 +66,30 @@ def parse_erniekit_pair(record: dict) -> Preference:
     for answer, question in zip(answers, questions[1:], strict=True):
         turns += [Turn(ASSISTANT, answer), Turn(USER, question)]
     responses = record.get("response")
-    if not isinstance(responses, list) or len(responses) != 2:
+    if not isinstance(responses, list) or len(responses) < 2:
         got = f"{len(responses)} of them" if isinstance(responses, list) else describe_value(responses)
         raise MalformedError("response", "a list of two answers", got)
-    first, second = (
+    if len(responses) > MAX_RANKED:
+        raise MalformedError("response", f"at most {MAX_RANKED} answers in a ranking", f"{len(responses)} of them")
+    parsed = [
         [replace(turn, content=turn.content.strip()) for turn in _response(response, f"response[{number}]")]
         for number, response in enumerate(responses)
-    )
+    ]
     scores = record.get("sort")
-    if not isinstance(scores, list) or len(scores) != 2:
-        raise MalformedError("sort", "two numbers, the preferred answer's the higher", describe_value(scores))
+    if not isinstance(scores, list) or len(scores) != len(responses):
+        count = "two numbers" if len(responses) == 2 else f"{len(responses)} numbers, one for each answer"
+        raise MalformedError("sort", f"{count}, the preferred answer's the higher", describe_value(scores))
     ranks = [_number(score, f"sort[{number}]") for number, score in enumerate(scores)]
-    if ranks[0] == ranks[1]:
-        raise NothingToTrainError("sort", "two different numbers", shorten(scores))
-    chosen, rejected = (first, second) if ranks[0] > ranks[1] else (second, first)
-    return _pair(Conversation(tuple(turns), system), chosen, rejected, abs(ranks[0] - ranks[1]), "response")
+    prompt = Conversation(tuple(turns), system)
+    pairs = [
+        _pair(prompt, parsed[better], parsed[worse], ranks[better] - ranks[worse], "response")
+        for better, worse in permutations(range(len(ranks)), 2)
+        if ranks[better] > ranks[worse]
+    ]
+    if not pairs:
+        expected = "two different numbers" if len(ranks) == 2 else "different numbers"
+        raise NothingToTrainError("sort", expected, shorten(scores))
+    return replace(pairs[0], others=tuple(pairs[1:]))
 
 
 def _response(response: object, name: str) -> list[Turn]:
@@ -252,6 +265,10 @@ def _pair(
 
 def _score_difference(record: dict) -> float | None:
     given = [name for name in SCORES if record.get(name) is not None]
+    if record.get(MARGIN) is not None:
+        if given:
+            raise MalformedError(MARGIN, f"no `{MARGIN}` together with `{given[0]}`, which say the same", "both")
+        return _number(record[MARGIN], MARGIN)
     if not given:
         return None
     if len(given) == 1:

@@ -284,6 +284,7 @@ def split_system(record: dict, questions: list[str], answers: list[str]) -> tupl
 # Fields that several formats share.
 
 SCORES = ("score_chosen", "score_rejected")
+MARGIN = "margin"  # of a pair: the difference of its scores
 THOUGHTS_FIELD = "reasoning_content"  # of an assistant's message
 # Of a message: whether it is trained. The names of upstream, OpenAI and LLaMA-Factory.
 WEIGHT_FIELDS = ("label", "weight", "loss_weight")

@@ -42,7 +42,7 @@ from erniekit.data.formats.preference import (
     parse_sharegpt_pair,
     preference_kind,
 )
-from erniekit.data.formats.problems import SCORES, MalformedError, RecordProblem, field_name, shorten
+from erniekit.data.formats.problems import MARGIN, SCORES, MalformedError, RecordProblem, field_name, shorten
 from erniekit.data.formats.recordings import AUDIO_LISTS, with_recordings
 from erniekit.data.formats.sharegpt import parse_sharegpt
 from erniekit.data.formats.speech_codes import (
@@ -66,6 +66,7 @@ from erniekit.data.formats.token_ids import (
     with_empty_lines,
 )
 from erniekit.data.formats.unused_fields import BOOKKEEPING_FIELDS, UnusedFields, misspelling
+from erniekit.data.formats.verdicts import VERDICTS, has_verdict, verdict_kind, verdict_parser
 from erniekit.data.units import ALIGNED_UNITS, CODES
 
 RECOGNISED_RECORDS = 3  # a file's format is judged by so many of its first records
@@ -149,23 +150,39 @@ _FORMATS = (
     ),
     Format(
         "alpaca", "alpaca's pairs", "instruction, chosen, rejected", "pairs",
-        frozenset({"question", "instruction", "input", "history", "system", "chosen", "rejected", *SCORES}),
+        frozenset({"question", "instruction", "input", "history", "system", "chosen", "rejected", *SCORES, MARGIN}),
         lambda record: _HAS_ANSWERS(record) and ("question" in record or "instruction" in record), parse_alpaca_pair,
     ),
     Format(
         "messages", "pairs of messages", "prompt, chosen, rejected", "pairs",
-        frozenset({"prompt", "chosen", "rejected", *SCORES}),
+        frozenset({"prompt", "chosen", "rejected", *SCORES, MARGIN}),
         lambda record: _HAS_ANSWERS(record)
         and ("prompt" in record or all(_lists(name, "role")(record) for name in ("chosen", "rejected"))),
         parse_messages_pair, ("prompt", "chosen", "rejected"),
     ),
     Format(
         "sharegpt", "ShareGPT's pairs", "conversations, chosen, rejected", "pairs",
-        frozenset({"conversations", "system", "chosen", "rejected", *SCORES}),
+        frozenset({"conversations", "system", "chosen", "rejected", *SCORES, MARGIN}),
         lambda record: _IN_CONVERSATIONS(record) and _HAS_ANSWERS(record), parse_sharegpt_pair,
         ("conversations", "chosen", "rejected"),
     ),
 )  # fmt: skip
+
+_WITH_VERDICTS = ("erniekit", "alpaca", "messages", "sharegpt", "prompt_completion")
+
+
+def _verdicts(form: Format) -> Format:
+    """Return the format of answers with a verdict that are written as dialogues of a format."""
+    return replace(
+        form,
+        title=f"{form.title}, answers with a verdict",
+        required=f"{form.required}, label",
+        records="verdicts",
+        fields=frozenset({*(form.fields - {"tools"}), *VERDICTS}),
+        fits=lambda record: has_verdict(record) and form.fits(record),
+        parse=verdict_parser(form.parse),  # type: ignore[arg-type]
+        calls_tools=False,
+    )
 
 
 def _with_recordings(form: Format) -> Format:
@@ -175,14 +192,36 @@ def _with_recordings(form: Format) -> Format:
     return replace(form, fields=form.fields | set(AUDIO_LISTS), alternatives=(AUDIO_LISTS,))
 
 
+def _without_verdict(form: Format) -> Format:
+    """Return a format of dialogues whose records have no verdict; reading refuses those that do."""
+    if form.records != "dialogues":
+        return form
+    return replace(form, fits=lambda record: not has_verdict(record) and form.fits(record))
+
+
 FORMATS: dict[str, Format] = {
-    preference_kind(form.name) if form.records == "pairs" else form.name: _with_recordings(form) for form in _FORMATS
+    preference_kind(form.name) if form.records == "pairs" else form.name: _with_recordings(_without_verdict(form))
+    for form in _FORMATS
+} | {
+    verdict_kind(form.name): _with_recordings(_verdicts(form))
+    for form in _FORMATS
+    if form.records == "dialogues" and form.name in _WITH_VERDICTS
 }
 KINDS = tuple(FORMATS)
 PAIR_KINDS = tuple(kind for kind, form in FORMATS.items() if form.records == "pairs")
-_STAGES = {"text": "PT", "dialogues": "SFT", "pairs": "DPO", "tokens": "PT or SFT", "codes": "TTS"}
+VERDICT_KINDS = tuple(kind for kind, form in FORMATS.items() if form.records == "verdicts")
+BRANCHED_KINDS = PAIR_KINDS + VERDICT_KINDS  # a prompt with two answers: verdicts get one to another prompt
+_STAGES = {
+    "text": "PT",
+    "dialogues": "SFT",
+    "pairs": "DPO or RM",
+    "verdicts": "KTO",
+    "tokens": "PT or SFT",
+    "codes": "TTS",
+}
 _CONTENTS = {
-    "text": "plain text", "dialogues": "dialogues", "pairs": "pairs of answers", "tokens": "tokens",
+    "text": "plain text", "dialogues": "dialogues", "pairs": "pairs of answers",
+    "verdicts": "answers with a verdict", "tokens": "tokens",
     "codes": "recordings as codes",
 }  # fmt: skip
 
@@ -192,9 +231,8 @@ def _with_values(*names: str) -> Fits:
 
 
 def _is_unpaired(record: dict) -> bool:
-    """Return whether one answer has a verdict, true or false; upstream's `label` of messages is a list."""
-    verdict = record.get("kto_tag", record.get("label"))
-    return isinstance(verdict, bool) and _with_values("messages", "conversations", "completion", "output")(record)
+    """Return whether one answer has a verdict."""
+    return has_verdict(record) and _with_values("messages", "conversations", "completion", "output", "tgt")(record)
 
 
 REFUSED_FORMATS = (
@@ -205,8 +243,7 @@ REFUSED_FORMATS = (
         "videos", "a video record", _with_values("videos", "video", "video_info"), "ERNIEKit does not read videos"
     ),
     RefusedFormat(
-        "label", "a KTO record", _is_unpaired,
-        "ERNIEKit trains pairs of answers (stage DPO), not single answers with a verdict",
+        "label", "an answer with a verdict", _is_unpaired, "write stage: KTO to train it", allowed=("verdicts",)
     ),
 )  # fmt: skip
 
@@ -256,7 +293,7 @@ def parse_record(form: Format, value: object, folders: Sequence[str] | None = No
     if not isinstance(value, dict):
         raise MalformedError("record", "a JSON object", shorten(value))
     for refused in REFUSED_FORMATS:
-        if refused.fits(value):
+        if form.records not in refused.allowed and refused.fits(value):
             raise MalformedError(refused.field, _CONTENTS[form.records], f"{refused.title}; {refused.reason}")
     try:
         parsed = with_recordings(value, form.parse(value))
@@ -286,7 +323,9 @@ def recognise(path: str | Path, kind: str) -> str | RecordProblem:
     if not records or len(records) < len(items):
         return kind
     for refused in REFUSED_FORMATS:
-        if all(refused.fits(record) for record in records):  # so do not refuse record after record
+        if not refused.allowed and all(
+            refused.fits(record) for record in records
+        ):  # so do not refuse record after record
             got = f"{refused.title}, as in what follows; {refused.reason}"
             return RecordProblem(str(path), items[0][0], refused.field, _CONTENTS[declared.records], got)
     if any(declared.fits(record) for record in records):
@@ -324,7 +363,7 @@ def looks_like_ids(path: str | Path) -> bool:
 def _one_stage_reads(form: Format, other: Format) -> bool:
     """Return whether a stage that reads records of the one format may read those of the other."""
     kinds = {form.records, other.records}
-    return len(kinds) == 1 or ("tokens" in kinds and kinds.isdisjoint({"pairs", "codes"}))
+    return len(kinds) == 1 or ("tokens" in kinds and kinds.isdisjoint({"pairs", "verdicts", "codes"}))
 
 
 def _other_contents(declared: Format, found: Format) -> tuple[str, str]:

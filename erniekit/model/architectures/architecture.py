@@ -23,6 +23,7 @@ from erniekit.model.architectures.plain_decoder import (
 )
 from erniekit.model.architectures.rope_parameters import RopeKeys
 from erniekit.model.architectures.rope_scaling import Frequencies
+from erniekit.model.architectures.scores import SCORE_RULE, with_score
 from erniekit.model.architectures.sharding import ModuleRule, Placement, RuleTable, WeightInfo, prefixed
 
 if TYPE_CHECKING:
@@ -275,8 +276,10 @@ class Architecture:
     def weight_shapes(self, config: ModelConfig) -> Shapes:
         """Return every weight's Hugging Face name and shape (linear weights are [out, in]): towers, then decoder."""
         towers = {tower.prefix + name: shape for tower in self.towers for name, shape in tower.shapes(config).items()}
-        decoder = {self.decoder_prefix + name: shape for name, shape in self.decoder_shapes(config).items()}
-        return towers | decoder
+        shapes = self.decoder_shapes(config)
+        if config.scored:
+            shapes = with_score(shapes, plain_decoder.HEAD, config.hidden_size)
+        return towers | {self.decoder_prefix + name: shape for name, shape in shapes.items()}
 
     def file_name(self, path: str) -> str:
         """Return the Hugging Face name of a weight or module that the decoder, or a tower, has under this path."""
@@ -320,7 +323,8 @@ class Architecture:
     @cached_property
     def _table(self) -> RuleTable:
         towers = {path: rule for tower in self.towers for path, rule in prefixed(tower.prefix, tower.rules).items()}
-        return RuleTable(prefixed(self.decoder_prefix, {**self.rules, **self.mtp_rules}), towers)
+        rules = {**self.rules, **self.mtp_rules, "score": SCORE_RULE}
+        return RuleTable(prefixed(self.decoder_prefix, rules), towers)
 
     @cached_property
     def _mtp_table(self) -> RuleTable:

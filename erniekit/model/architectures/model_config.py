@@ -16,6 +16,7 @@ from erniekit.model.architectures.architecture import ALWAYS, Architecture
 from erniekit.model.architectures.config_reading import read_config, written_config
 from erniekit.model.architectures.registry import architecture_named, architecture_of
 from erniekit.model.architectures.rope_scaling import yarn_remark
+from erniekit.model.architectures.scores import SCORE_KEYS, is_scored, score_problems, scored_class
 from erniekit.model.processor_files import check_processor_files
 from erniekit.model.storage.model_folder import refuse_sharded_checkpoint
 from erniekit.model.vocabulary import GrownVocabulary
@@ -25,7 +26,8 @@ logger = logging.getLogger(__name__)
 
 
 class WrappedDecoder(NamedTuple):
-    """What the files of a model hold to which a run gives tables and heads of codes (`storage/wrapped_weights.py`).
+    """What the files of a model hold to which a run gives tables and heads of codes, or a score; see
+    `storage/wrapped_weights.py`.
 
     Attributes:
         config: of the decoder in the files.
@@ -49,8 +51,10 @@ class ModelConfig:
             dictionary within the file under its name.
         vocabulary: the new rows that a run gives the model, which its files lack (`vocabulary.grow`); `vocab_size`
             counts them.
-        wrapped: of a model that writes codes whose files hold its decoder alone; the rest is drawn.
+        wrapped: of a model that writes codes, or gives a score, whose files hold its decoder alone; the rest is drawn.
         remarks: lines for the user on what the file says and does not act here.
+        scored: the head gives a text one score: `score.weight` [1, H], as in transformers' classes for sequence
+            classification with one label; otherwise it predicts tokens.
     """
 
     vocab_size: int
@@ -84,6 +88,7 @@ class ModelConfig:
     vocabulary: GrownVocabulary | None = None
     wrapped: WrappedDecoder | None = field(default=None, compare=False, repr=False)
     remarks: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    scored: bool = False
 
     @property
     def architecture(self) -> Architecture:
@@ -92,7 +97,7 @@ class ModelConfig:
     @property
     def ties_head(self) -> bool:
         """Whether the head is the embedding. `tie_word_embeddings` says it of decoders whose head predicts tokens."""
-        return self.tie_word_embeddings and self.architecture.codes is None
+        return self.tie_word_embeddings and self.architecture.codes is None and not self.scored
 
     def has_bias(self, linear: str) -> bool:
         """Return whether the linear with this last part of its name, such as "q_proj", has a bias."""
@@ -146,8 +151,8 @@ class ModelConfig:
         if not problems:
             config = cls(**reading.fields, other_keys=reading.other_keys)
             yarn = yarn_remark(config.rope_scaling, config.max_position_embeddings)
-            config = replace(config, remarks=(*reading.remarks, *filter(None, [yarn])))
-            problems = architecture.problems(config)
+            config = replace(config, remarks=(*reading.remarks, *filter(None, [yarn])), scored=is_scored(values))
+            problems = [*architecture.problems(config), *score_problems(config, values)]
         if problems:
             raise ModelFileError(f"{where} cannot be used:\n" + "\n".join(f"  {problem}" for problem in problems))
         return config
@@ -159,7 +164,8 @@ class ModelConfig:
         """
         return {
             **written_config(self),
-            "architectures": [self.architecture.transformers_class],
+            **(SCORE_KEYS if self.scored else {}),
+            "architectures": [scored_class(self.architecture) if self.scored else self.architecture.transformers_class],
             **stored_type("float32"),
         }
 

@@ -202,6 +202,8 @@ def tensor_parallel_sizes(config: ModelConfig) -> dict[str, int]:
     }
     if not all(config.is_moe_layer(layer) for layer in range(config.num_hidden_layers)):
         sizes["intermediate_size"] = config.intermediate_size
+    if config.scored:
+        sizes["hidden_size"] = config.hidden_size
     shared = config.architecture.shared_experts_size(config)
     if shared:  # routed experts are never cut
         sizes["size of the shared experts"] = shared

@@ -12,6 +12,7 @@ import paddle
 from paddle import Tensor
 
 from erniekit.model.architectures.model_config import ModelConfig
+from erniekit.model.architectures.scores import SCORE
 from erniekit.model.decoder import Decoder
 from erniekit.model.vocabulary import vocabulary_weights
 from erniekit.model.weights import named_weights, packed_weights
@@ -30,14 +31,14 @@ def weights_fingerprint(decoder: Decoder, all_gather_object: AllGatherObject = s
 
     The result does not depend on the file layout, on how ranks shard the model, or on whether a run keeps the model's
     multi-token prediction layers. Of a quantized weight the dequantized values count, of a grown vocabulary the rows of
-    the tokens that were there before.
+    the tokens that were there before. The score of a reward model, which adapters bring along, does not count.
     """
     all_samples: dict[str, list[float]] = {}
     for samples in all_gather_object(dict(_samples(decoder))):
         all_samples |= samples
     digest = hashlib.sha256()
     for name, shape in decoder.config.weight_shapes().items():
-        if not decoder.config.architecture.is_mtp_weight(name):
+        if name != SCORE and not decoder.config.architecture.is_mtp_weight(name):
             values = np.array(all_samples[name], np.float32)
             digest.update(f"{name} {_decoder_shape(decoder.config, name, shape)} {values.size} ".encode())
             digest.update(values.tobytes())

@@ -10,6 +10,7 @@ from typing import Any
 from erniekit.errors import ModelFileError
 from erniekit.json_files import read_json_object
 from erniekit.model.lora.config import KAIMING, PISSA, REGULAR_EXPRESSION, LoraSettings, matches
+from erniekit.model.lora.score import MODULES_KEY, saves_score
 
 ADAPTER_CONFIG_FILE = "adapter_config.json"
 PADDLENLP_CONFIG_FILE = "lora_config.json"
@@ -139,8 +140,11 @@ def _last_word(path: str) -> str:
     return path if word.isdigit() else word
 
 
-def settings_from_peft(folder: Path, linears: Sequence[str]) -> LoraSettings:
+def settings_from_peft(folder: Path, linears: Sequence[str], *, scored: bool = False) -> LoraSettings:
     """Read `adapter_config.json`; `target_modules` of the result are full paths among `linears`.
+
+    Args:
+        scored: whether the model is a reward model, whose score adapters bring along.
 
     Raises:
         ModelFileError: the file cannot be read, or the adapters need a computation that is not available here.
@@ -151,6 +155,7 @@ def settings_from_peft(folder: Path, linears: Sequence[str]) -> LoraSettings:
         f"{key}: {values[key]!r} is not available"
         for key, neutral in _NEUTRAL.items()
         if values.get(key) not in (neutral, None, [], {})
+        and not (scored and key == MODULES_KEY and saves_score(values))
     ]
     problems += [
         f"{key}: {value!r}: this setting is not known here"

@@ -15,6 +15,7 @@ from paddle import nn
 
 from erniekit.errors import ConfigurationError
 from erniekit.model.architectures.architecture import Architecture
+from erniekit.model.architectures.scores import SCORE
 from erniekit.model.cpu_gradients import linear as product
 from erniekit.model.decoder import Decoder
 from erniekit.model.linear import ZEROS, Linear
@@ -152,10 +153,12 @@ def add_adapters(
 
 
 def freeze(decoder: Decoder, all_gather_object: AllGatherObject = single_process_all_gather) -> AdapterBase:
-    """Freeze every weight of the decoder. Call it before any weight changes, because it computes their fingerprint."""
+    """Freeze every weight of the decoder but a score. Call it before any weight changes: it computes a fingerprint."""
     fingerprint = weights_fingerprint(decoder, all_gather_object)
     for parameter in decoder.parameters():
         parameter.stop_gradient = True
+    for score in _named_score(decoder).values():
+        score.stop_gradient = False
     return AdapterBase(decoder.randomness, fingerprint, decoder.config.architecture)
 
 
@@ -190,13 +193,19 @@ def named_adapters(decoder: Decoder) -> dict[str, LowRankAdapter]:
 
 def named_adapter_weights(decoder: Decoder) -> dict[str, paddle.Tensor]:
     """Return the adapters' parameters as `<path>.lora_A`, `<path>.lora_B` and `<path>.lora_magnitude_vector`, and the
-    rows of new tokens as `<path>.new_rows`."""
+    rows of new tokens as `<path>.new_rows`, and a score under its own name."""
     of_linears = {
         f"{path}.{name}": parameter
         for path, adapter in named_adapters(decoder).items()
         for name, parameter in adapter.named_parameters()
     }
-    return of_linears | named_new_rows(decoder)
+    return of_linears | named_new_rows(decoder) | _named_score(decoder)
+
+
+def _named_score(decoder: Decoder) -> dict[str, paddle.Tensor]:
+    """Return the weight of a reward model's score, which is trained beside adapters as a whole, if it is here."""
+    here = decoder.config.scored and decoder.pipeline_stage.last
+    return {SCORE: decoder.head.weight} if here else {}
 
 
 @contextmanager
@@ -264,6 +273,9 @@ def load_adapters(
         weight = full_weight(base, linears[path], path)
         attach_adapter(linears[path], path, stored.complete(path, weight), settings, base)
     attach_new_rows(decoder, stored.new_rows)
+    for score in _named_score(decoder).values():
+        assert stored.score is not None, "it has been read with the adapters"
+        score.set_value(paddle.to_tensor(decoder.tp.local_shard(stored.score, 1)).astype(score.dtype))
     decoder.adapters = DecoderAdapters(settings, base)
     return stored.base_fingerprint in ("", base.fingerprint)
 
@@ -292,11 +304,15 @@ def save_adapters(
     if folder is None:
         return []
     rows_of = {rows: weight for weight, rows in new_row_names(decoder.config).items()}
-    paths = dict.fromkeys(name.rpartition(".")[0] for name in full_tensors.names if name not in rows_of)
+    paths = dict.fromkeys(
+        name.rpartition(".")[0] for name in full_tensors.names if name not in rows_of and name != SCORE
+    )
     order = [path for path in (name.rpartition(".")[0] for name in decoder.config.weight_shapes()) if path in paths]
     factors = {path: _factors(values, path) for path in dict.fromkeys(order)}
     new_rows = {weight: rows for name, weight in rows_of.items() if (rows := values.get(name)) is not None}
-    stored = StoredAdapters(decoder.adapters.settings, factors, base_fingerprint(decoder), new_rows)
+    stored = StoredAdapters(
+        decoder.adapters.settings, factors, base_fingerprint(decoder), new_rows, score=values.get(SCORE)
+    )
     return write_adapters(folder, stored, decoder.config, base_model)
 
 

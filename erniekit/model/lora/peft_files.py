@@ -16,6 +16,7 @@ import numpy as np
 
 from erniekit.errors import ModelFileError
 from erniekit.model.architectures.model_config import ModelConfig
+from erniekit.model.architectures.scores import SCORE
 from erniekit.model.lora.config import PISSA, LoraSettings, adaptable_linears
 from erniekit.model.lora.folder import ADAPTER_CONFIG_FILE, peft_config, settings_from_peft
 from erniekit.model.lora.init import Factors, merged_weight, principal_factors
@@ -26,6 +27,7 @@ from erniekit.model.lora.new_row_files import (
     read_new_rows,
 )
 from erniekit.model.lora.paddlenlp_files import is_paddlenlp_folder, read_paddlenlp
+from erniekit.model.lora.score import MODULES_KEY, STORED_SCORE, read_score
 from erniekit.model.lora.trainable_tokens import peft_token_ids
 from erniekit.model.storage.safetensors import SafetensorsFile, check_finite, write_safetensors
 from erniekit.model.storage.shards import format_problems
@@ -46,6 +48,7 @@ class StoredAdapters:
         base_fingerprint: of the weights they were trained on (`fingerprint.weights_fingerprint`); "" if it is unknown.
         new_rows: of new tokens, [n, H], by the name of the weight that they belong to.
         first_new: the id of the first of these tokens.
+        score: of a reward model, [1, H]; None: the model predicts tokens.
     """
 
     settings: LoraSettings
@@ -53,6 +56,7 @@ class StoredAdapters:
     base_fingerprint: str = ""
     new_rows: Mapping[str, np.ndarray] = field(default_factory=dict)
     first_new: int = 0
+    score: np.ndarray | None = None
 
     def complete(self, path: str, weight: np.ndarray) -> Factors:
         """Return the complete factors of one layer, whose weight in the base model is `weight` [in, out]."""
@@ -72,6 +76,8 @@ class StoredAdapters:
         Returns:
             float32 if there is an adapter, otherwise `values` themselves.
         """
+        if name == SCORE and self.score is not None:
+            return self.score
         if name in self.new_rows:
             return merge_rows(values, self.new_rows[name], self.first_new)
         path = name.removesuffix(".weight")
@@ -97,16 +103,19 @@ def read_adapters(folder: Path | str, model_config: ModelConfig) -> StoredAdapte
     linears, is_mtp_weight = adaptable_linears(model_config), model_config.architecture.is_mtp_weight
     if is_paddlenlp_folder(folder):
         return StoredAdapters(*read_paddlenlp(folder, linears))
-    settings = settings_from_peft(folder, list(linears))
+    settings = settings_from_peft(folder, list(linears), scored=model_config.scored)
     file = _open(folder)
+    score = read_score(file, model_config)
     settings = _without_missing_mtp(settings, file, is_mtp_weight)
     new_rows = read_new_rows(folder, file, model_config)
     first_new = model_config.vocabulary.first if model_config.vocabulary else 0
     rest = [name for name in file.names() if not (new_rows and is_row_tensor(name))]
+    if score is not None:
+        rest.remove(STORED_SCORE)
     factors = _read_factors(file, rest, folder, settings, linears, is_mtp_weight)
     own = _own_metadata(file)
     if own is None:
-        return StoredAdapters(settings, factors, new_rows=new_rows, first_new=first_new)
+        return StoredAdapters(settings, factors, new_rows=new_rows, first_new=first_new, score=score)
     stored, fingerprint = replace(own[0], target_modules=settings.target_modules), own[1]
     growth = 2 if stored.init == PISSA else 1
     if any(settings.rank_of(path) != growth * stored.rank_of(path) for path in settings.target_modules):
@@ -116,7 +125,7 @@ def read_adapters(folder: Path | str, model_config: ModelConfig) -> StoredAdapte
         )
     if stored.init == PISSA:
         factors = {path: _split_start(each) for path, each in factors.items()}
-    return StoredAdapters(stored, factors, fingerprint, new_rows, first_new)
+    return StoredAdapters(stored, factors, fingerprint, new_rows, first_new, score)
 
 
 def write_adapters(
@@ -139,12 +148,16 @@ def write_adapters(
     config = peft_config(settings, list(adapters.factors), linears, base_model, factor, towers, token_ids)
     if model_config.architecture.codes is not None:
         config["task_type"] = None  # PEFT would ask for the methods of a model that generates text
+    if adapters.score is not None:
+        config |= {"task_type": "SEQ_CLS", MODULES_KEY: ["score"]}
     config_path = folder / ADAPTER_CONFIG_FILE
     config_path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     tensors = {
         name: values for path, factors in adapters.factors.items() for name, values in _peft_tensors(path, factors)
     }
     tensors |= peft_row_tensors(adapters.new_rows)
+    if adapters.score is not None:
+        tensors[STORED_SCORE] = adapters.score
     own = {"settings": replace(settings, target_modules=()).to_json(), "base_fingerprint": adapters.base_fingerprint}
     metadata = {"format": "pt", _METADATA: json.dumps(own)}
     weights_path = folder / ADAPTER_WEIGHTS_FILE

@@ -1,7 +1,9 @@
-"""Read the weights of a decoder as those of a model that writes codes (`ModelConfig.wrapped`). Needs no Paddle.
+"""Read the weights of a decoder as those of a model that writes codes, or gives a score (`ModelConfig.wrapped`). Needs
+no Paddle.
 
 The decoder's weights are those of the files, to the bit, under the names that they have in the new model; its head of
-tokens is left out. Tables and heads of codes are drawn while they are read, from the seed of the run and their names.
+tokens is left out. Tables and heads of codes, or the score, are drawn while they are read, from the seed of the run and
+their names.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from erniekit.model.architectures.model_config import ModelConfig
+from erniekit.model.architectures.scores import SCORE
 from erniekit.model.architectures.speaking import decoder_names
 
 if TYPE_CHECKING:
@@ -30,7 +33,8 @@ class WrappedWeights:
     def __init__(self, stored: StoredWeights, config: ModelConfig) -> None:
         assert config.wrapped is not None
         self._stored, self._config, self._seed = stored, config, config.wrapped.seed
-        self._names, self._shapes = decoder_names(config), config.weight_shapes()
+        self._shapes = config.weight_shapes()
+        self._names = {name: name for name in self._shapes if name != SCORE} if config.scored else decoder_names(config)
 
     @property
     def layout(self) -> Layout:

@@ -48,6 +48,8 @@ class ClosingLines(Callback):
             self._first_use = "generate --raw --prompt TEXT {folder}"
         elif run.config.get("stage") == "TTS":
             self._first_use = "speak {folder} --text TEXT --output FILE.wav"
+        elif run.config.get("stage") == "RM":
+            self._first_use = "score {folder} DATA.jsonl"
         elif "asr" in (run.config.get("train_dataset_type") or ()):
             self._first_use = "transcribe {folder} RECORDINGS"
 

@@ -1,0 +1,27 @@
+"""`erniekit score MODEL DATA`: let a reward model score the answers of a data file."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def run(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="erniekit score",
+        description="Let a reward model, which stage RM trains, score the answers of a data file. Each line of the "
+        "output is a JSON object with the line of the record and its scores: `score` of a dialogue's last answer, "
+        "`chosen` and `rejected` of a pair.",
+        epilog="Example: erniekit score output/quickstart/rm examples/data/preference-eval.jsonl --output scores.jsonl",
+    )
+    parser.add_argument("model", type=Path, help="folder of a reward model: an output_dir or a checkpoint of stage RM")
+    parser.add_argument("data", type=Path, help="file of dialogues, pairs of answers, or answers with a verdict")
+    parser.add_argument("--output", type=Path, help="JSONL file to write; without it, lines are printed")
+    parser.add_argument("--device", default="auto", help="cpu, gpu, or auto (default)")
+    options = parser.parse_args(arguments)
+    from erniekit.model.device import use_device
+    from erniekit.runners.score import score_file
+
+    use_device(options.device)
+    score_file(options.model, options.data, options.output)
+    return 0
