@@ -33,9 +33,9 @@ class BasicParameters:
         "The kind of training. PT continues next-token training on plain text; SFT trains on the assistant's "
         "turns of conversations; DPO trains on pairs of a preferred and a rejected answer; KTO on single answers with "
         "a verdict; RM trains a model that scores answers; DISTILL trains on conversations towards the distributions "
-        "of a teacher, see section 2.11; GRPO lets the model answer prompts and learns from the rewards of its answers, "
-        "see section 2.14; TTS (text to speech) trains a model that predicts the codes of recordings, see section 2.8. "
-        "The stage decides which data formats are "
+        "of a teacher, see section 2.11; GRPO lets the model answer prompts and learns from the rewards of its "
+        "answers, see section 2.14; TTS (text to speech) trains a model that predicts the codes of recordings, see "
+        "section 2.8. The stage decides which data formats are "
         "read, which loss is used and which default learning rate applies.",
         choices=ALL_STAGES,
         verbs=("train", "eval", "preview"),
