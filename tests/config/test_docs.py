@@ -43,7 +43,7 @@ def test_page_tells_everything_declared() -> None:
         "| type | string |",
         "| default | `none` |",
         "| choices | `none`, `stage1`, `stage2`, `stage3` |",
-        "| used by | train, eval; stages PT, SFT, DPO, TTS |",
+        "| used by | train, eval; stages PT, SFT, DPO, KTO, RM, TTS |",
         "| needs | `sharding_parallel_degree` above 1 or `sharding_parallel_degree` -1 |",
         "sharding: stage1",
     ):
