@@ -129,7 +129,7 @@ class Head(nn.Layer):
 
 
 class ScoreHead(nn.Layer):
-    """Hidden states [T, H] -> scores [T], in float32. The ranks of `tp` divide the channels of its weight [1, H]."""
+    """Hidden states [T, H] -> scores [T], in float32 or wider. The ranks of `tp` divide the channels of its weight."""
 
     def __init__(self, config: ModelConfig, tp: TensorParallel = NO_TENSOR_PARALLEL) -> None:
         super().__init__()
@@ -140,8 +140,9 @@ class ScoreHead(nn.Layer):
     def forward(self, hidden_TH: paddle.Tensor) -> paddle.Tensor:
         """Return the scores of hidden states that `tp.copy_to_tp` has prepared."""
         width = self.weight.shape[1]
-        own_TH = hidden_TH[:, self.tp.rank * width : (self.tp.rank + 1) * width].astype("float32")
-        scores_T = paddle.matmul(own_TH, self.weight.astype("float32"), transpose_y=True).flatten()
+        own_TH = hidden_TH[:, self.tp.rank * width : (self.tp.rank + 1) * width]
+        wide = own_TH.dtype if own_TH.dtype == paddle.float64 else "float32"
+        scores_T = paddle.matmul(own_TH.astype(wide), self.weight.astype(wide), transpose_y=True).flatten()
         return self.tp.add_parts(scores_T)
 
 
