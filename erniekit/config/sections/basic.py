@@ -34,8 +34,8 @@ class BasicParameters:
         "turns of conversations; DPO trains on pairs of a preferred and a rejected answer; KTO on single answers with "
         "a verdict; RM trains a model that scores answers; DISTILL trains on conversations towards the distributions "
         "of a teacher, see section 2.11; GRPO lets the model answer prompts and learns from the rewards of its "
-        "answers, see section 2.14; TTS (text to speech) trains a model that predicts the codes of recordings, see section 2.8. "
-        "The stage decides which data formats are "
+        "answers, see section 2.14; TTS (text to speech) trains a model that predicts the codes of recordings, see "
+        "section 2.8. The stage decides which data formats are "
         "read, which loss is used and which default learning rate applies.",
         choices=ALL_STAGES,
         verbs=("train", "eval", "preview"),
