@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 SHELL := /bin/bash
 
 .DEFAULT_GOAL := help
-.PHONY: help every-extra quickstart quickstart-asr quickstart-units quickstart-tts test test-browser test-operators test-fast test-all parity oracle-5 fuzz lint docs site check-generated check-proofs smoke bench bench-serving bench-peers bench-profile bench-torch bench-speaking layouts validate-examples clean
+.PHONY: help every-extra quickstart quickstart-asr quickstart-units quickstart-tts quickstart-grpo test test-browser test-operators test-fast test-all parity oracle-5 fuzz lint docs site check-generated check-proofs smoke bench bench-serving bench-peers bench-profile bench-torch bench-speaking layouts validate-examples clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /  make \1\t/' | expand -t 26
@@ -68,6 +68,9 @@ quickstart-units: $(VENV)/.cpu ## the same for speech as tokens: a tiny ERNIE ge
 quickstart-tts: $(VENV)/.speech ## the same for speech out: make recordings of a voice, train a tiny model that says digits, let a recogniser write them down
 	$(PIP) install 'pocketsphinx>=5.0.4,<5.2'
 	$(BIN)/python tools/quickstart/run.py tts
+
+quickstart-grpo: $(VENV)/.cpu ## learning from rewards: SFT that is stopped early, then GRPO on additions with three seeds
+	$(BIN)/python tools/quickstart/grpo.py
 
 test: $(VENV)/.dev ## run the tests (no torch, no network)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not parity and not exhaustive and not browser"

@@ -15,8 +15,7 @@ from erniekit.model.decoder import Decoder
 from erniekit.rewards.rewards import Rewards
 from erniekit.rollouts.advantages import weighted_rewards
 from erniekit.rollouts.prompts import PromptDataset
-from erniekit.rollouts.sampling import Sampled, sample_answers
-from erniekit.rollouts.steps import Texts
+from erniekit.rollouts.sampling import Sampled, Texts, sample_answers
 from erniekit.training.collectives import Ranks
 from erniekit.training.evaluation import EvaluationResult
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,44 @@ _DTYPES = {
     "sampled_logps": np.float32, "cut": np.bool_, "masked": np.bool_, "advantages": np.float32,
     "figures": np.float32, "old_logps": np.float32, "reference_logps": np.float32,
 }  # fmt: skip
+
+
+class Sizes(NamedTuple):
+    """How many answers a run samples at once, and what they serve.
+
+    Attributes:
+        per_update: the answers of one optimizer step, over all ranks.
+        updates: among how many steps those of a rollout are divided.
+        passes: how often they are learned from.
+        group: the answers to one prompt.
+    """
+
+    per_update: int
+    updates: int
+    passes: int
+    group: int
+
+    @property
+    def answers(self) -> int:
+        """Of a rollout."""
+        return self.per_update * self.updates
+
+    @property
+    def prompts(self) -> int:
+        """Of a rollout."""
+        return self.answers // self.group
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps that a rollout serves."""
+        return self.updates * self.passes
+
+
+def figure_names(rewards: Sequence[str], *, dynamic: bool) -> tuple[str, ...]:
+    """Return the names of what the log shows of answers: the columns of `Rollout.figures`."""
+    own = tuple(f"reward_{name}" for name in rewards)
+    names = ("reward", *own, "reward_std", "completion_len", "completions_cut", "groups_equal")
+    return (*names, "groups_dropped") if dynamic else names
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -35,6 +35,20 @@ class Sampled(NamedTuple):
     def text_tokens(self) -> list[int]:
         """Those of its text: all but the one that ended it."""
         return self.tokens if self.cut else self.tokens[:-1]
+
+
+class Texts(NamedTuple):
+    """What makes text of tokens.
+
+    Attributes:
+        decode: the text of an answer.
+        stop_token_ids: which end an answer.
+        pad_id: fills up rows.
+    """
+
+    decode: Callable[[Sequence[int]], str]
+    stop_token_ids: Sequence[int]
+    pad_id: int
 
 
 def sample_answers(

@@ -33,8 +33,8 @@ from erniekit.rollouts.advantages import (
 )
 from erniekit.rollouts.prompts import PromptPlan
 from erniekit.rollouts.records import RolloutRecords, policy_fingerprint
-from erniekit.rollouts.rollout import Rollout, answers_of_update
-from erniekit.rollouts.sampling import Sampled, sample_answers
+from erniekit.rollouts.rollout import Rollout, Sizes, answers_of_update
+from erniekit.rollouts.sampling import Sampled, Texts, sample_answers
 from erniekit.training.checkpoint.tensors import TensorFiles
 from erniekit.training.collectives import Ranks
 from erniekit.training.objectives.policy import ROLLOUT
@@ -46,65 +46,13 @@ logger = logging.getLogger(__name__)
 _STATE = ROLLOUT + "state"
 
 
-class Sizes(NamedTuple):
-    """How many answers a run samples at once, and what they serve.
-
-    Attributes:
-        per_update: the answers of one optimizer step, over all ranks.
-        updates: among how many steps those of a rollout are divided.
-        passes: how often they are learned from.
-        group: the answers to one prompt.
-    """
-
-    per_update: int
-    updates: int
-    passes: int
-    group: int
-
-    @property
-    def answers(self) -> int:
-        """Of a rollout."""
-        return self.per_update * self.updates
-
-    @property
-    def prompts(self) -> int:
-        """Of a rollout."""
-        return self.answers // self.group
-
-    @property
-    def steps(self) -> int:
-        """Optimizer steps that a rollout serves."""
-        return self.updates * self.passes
-
-
-class Texts(NamedTuple):
-    """What makes text of tokens.
-
-    Attributes:
-        decode: the text of an answer.
-        stop_token_ids: which end an answer.
-        pad_id: fills up rows.
-    """
-
-    decode: Callable[[Sequence[int]], str]
-    stop_token_ids: Sequence[int]
-    pad_id: int
-
-
 class Group(NamedTuple):
-    """The answers to one prompt, float64 [G, names] scores and [G] rewards."""
+    """The answers to one prompt, their scores, float64 [G, names], and the rewards that are learned from, [G]."""
 
     prompt: int
     answers: Sequence[Sampled]
     scores: np.ndarray
     rewards: np.ndarray
-
-
-def figure_names(rewards: Sequence[str], *, dynamic: bool) -> tuple[str, ...]:
-    """Return the names of what the log shows of answers: the columns of `Rollout.figures`."""
-    own = tuple(f"reward_{name}" for name in rewards)
-    names = ("reward", *own, "reward_std", "completion_len", "completions_cut", "groups_equal")
-    return (*names, "groups_dropped") if dynamic else names
 
 
 @dataclass
@@ -253,10 +201,12 @@ class RolloutSteps:
         self.tokens += sum(len(answer.tokens) for group in gathered for answer in group)
         self.seconds += time.perf_counter() - began
         scores = self._scores(prompts, gathered)
-        return [
-            Group(prompt, group, own_scores, weighted_rewards(own_scores, self.rewards.weights))
-            for prompt, group, own_scores in zip(prompts, gathered, scores, strict=True)
-        ]
+        rewards = weighted_rewards(scores, self.rewards.weights)
+        section = self.config.grpo
+        if section.overlong_handling == "soft":
+            lengths = np.array([[len(answer.tokens) for answer in group] for group in gathered])
+            rewards = rewards + overlong_penalty(lengths, section.max_completion_len, section.overlong_buffer)
+        return [Group(*each) for each in zip(prompts, gathered, scores, rewards, strict=True)]
 
     def _scores(self, prompts: Sequence[int], groups: Sequence[Sequence[Sampled]]) -> np.ndarray:
         """Return the rewards of answers: float64 [prompts, G, names], computed by the first rank."""
@@ -285,10 +235,7 @@ class RolloutSteps:
             [answer.cut for answer in answers],
         )
         rewards = np.stack([group.rewards for group in groups])
-        if section.overlong_handling == "soft":
-            penalty = overlong_penalty(rollout.lengths, section.max_completion_len, section.overlong_buffer)
-            rewards = rewards + penalty.reshape(rewards.shape)
-        elif section.overlong_handling == "mask":
+        if section.overlong_handling == "mask":
             rollout = rollout.with_values(masked=rollout.cut)
         rollout = rollout.with_values(
             advantages=np.zeros(len(rollout.sampled_logps)), figures=self._figures(groups, rollout, rewards, dropped)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
@@ -26,14 +27,9 @@ from erniekit.rewards.rewards import Rewards, open_rewards
 from erniekit.rollouts.evaluation import RewardEvaluation
 from erniekit.rollouts.prompts import PromptDataset, PromptPlan, evaluation_prompts, training_prompts
 from erniekit.rollouts.records import RolloutRecords
-from erniekit.rollouts.steps import (
-    RolloutSteps,
-    Sizes,
-    Texts,
-    figure_names,
-    with_reference_state,
-    without_rollout,
-)
+from erniekit.rollouts.rollout import Sizes, figure_names
+from erniekit.rollouts.sampling import Texts
+from erniekit.rollouts.steps import RolloutSteps, with_reference_state, without_rollout
 from erniekit.training.callbacks.files import SAMPLES_FILE
 from erniekit.training.checkpoint.state import load_extra_state, load_state
 from erniekit.training.checkpoint.tensors import NO_TENSORS
@@ -51,6 +47,8 @@ from erniekit.training.objectives.policy import (
 from erniekit.training.objectives.policy_losses import Clip
 from erniekit.training.objectives.reference import Reference
 from erniekit.training.optim.schedules import check_schedule_fits
+
+logger = logging.getLogger(__name__)
 
 
 class Prompts(NamedTuple):
@@ -103,15 +101,25 @@ def plan_prompts(config: Config, prompts: Prompts, mesh: Mesh) -> PolicyData:
     Raises:
         ConfigurationError: the answers of a rollout are no whole groups, or the learning-rate schedule does not fit.
     """
-    section, training = config.grpo, config.training
     dp_rank = dp_rank_of(config, mesh)
-    check_groups(config, dp_rank.dp_world_size)
-    batch = training.per_device_train_batch_size * training.gradient_accumulation_steps * dp_rank.dp_world_size
-    sizes = Sizes(batch, section.steps_per_generation, section.num_iterations, section.num_generations)
     plan = PromptPlan(config, prompts.training)
+    sizes, total_steps = sizes_and_steps(config, plan, dp_rank.dp_world_size)
+    logger.info(str(prompts.training.report))
+    logger.info(f"a rollout: {sizes.prompts:,} prompts x {sizes.group:,} answers, for {sizes.steps:,} optimizer steps")
+    if prompts.evaluation is not None:
+        logger.info(f"evaluation: {prompts.evaluation.report}")
+    return PolicyData(plan, total_steps, dp_rank, sizes, prompts.evaluation)
+
+
+def sizes_and_steps(config: Config, plan: PromptPlan, dp_world_size: int) -> tuple[Sizes, int]:
+    """Return how many answers a run samples at once, and the steps that it makes. Raises as `plan_prompts`."""
+    section, training = config.grpo, config.training
+    check_groups(config, dp_world_size)
+    batch = training.per_device_train_batch_size * training.gradient_accumulation_steps * dp_world_size
+    sizes = Sizes(batch, section.steps_per_generation, section.num_iterations, section.num_generations)
     total_steps = plan.total_steps(config, sizes.prompts, sizes.steps)
     check_schedule_fits(training, total_steps)
-    return PolicyData(plan, total_steps, dp_rank, sizes, prompts.evaluation)
+    return sizes, total_steps
 
 
 def policy_run(

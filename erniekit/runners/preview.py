@@ -25,7 +25,8 @@ from erniekit.data.recording_report import RecordingReport, check_recordings
 from erniekit.data.sampler import StepPlan
 from erniekit.data.tokenizers.tokenizer import Tokenizer
 from erniekit.errors import DataError
-from erniekit.rollouts.prompts import evaluation_prompts, training_prompts
+from erniekit.rollouts.prompts import PromptPlan, evaluation_prompts, training_prompts
+from erniekit.runners.policy import sizes_and_steps
 from erniekit.runners.preview_rows import Part, PreviewedRow, previewed_rows
 from erniekit.training.optim.schedules import check_schedule_fits
 
@@ -162,7 +163,7 @@ def data_summary(config: Config, dp_world_size: int = 1) -> str:
         UserError: the tokenizer or the data cannot be used.
     """
     if config.stage.reads_prompts:
-        return _prompts_summary(config)
+        return _prompts_summary(config, dp_world_size)
     heard = _listen(config)
     summary, errors = "", []
     try:
@@ -178,11 +179,16 @@ def data_summary(config: Config, dp_world_size: int = 1) -> str:
     return "\n".join([summary, *heard.lines()])
 
 
-def _prompts_summary(config: Config) -> str:
-    """Return the counts of the prompts of each part of the data."""
+def _prompts_summary(config: Config, dp_world_size: int) -> str:
+    """Return the counts of the prompts of each part of the data, and the steps that they make."""
     tokenizer, template = open_tokenizer(config)
     assert template is not None, "prompts are dialogues"
-    lines = [str(training_prompts(config, tokenizer, template).report)] if _reads_training(config) else []
+    lines: list[str] = []
+    if _reads_training(config):
+        dataset = training_prompts(config, tokenizer, template)
+        sizes, steps = sizes_and_steps(config, PromptPlan(config, dataset), dp_world_size)
+        of_rollout = f"{sizes.prompts:,} prompts x {sizes.group:,} answers, for {sizes.steps:,} steps"
+        lines += [str(dataset.report), f"a rollout: {of_rollout}; the run: {steps:,} steps"]
     if _reads_evaluation(config):
         lines.append(f"evaluation: {evaluation_prompts(config, tokenizer, template).report}")
     return "\n".join(lines)
