@@ -70,15 +70,6 @@ def test_each_setting_of_the_loss_acts(distill: Train) -> None:
     assert entry["loss"] == pytest.approx((entry["divergence"] + entry["sft_loss"]) / 2, rel=1e-5)
 
 
-def test_a_resumed_run_is_the_same(distill: Train) -> None:
-    whole = distill(max_steps=4)
-    distill(max_steps=4, save_steps=2, save_strategy="steps")
-    checkpoint = next(whole.output.glob("checkpoint-2"))
-    shutil.rmtree(whole.output / "checkpoint-4")
-    again = distill(max_steps=4, resume_from_checkpoint=str(checkpoint))
-    assert again.losses[-1] == whole.losses[-1]
-
-
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -149,10 +140,9 @@ def test_the_likeliest_tokens_are_written_once_and_read(
         distill(teacher_top_k=4, **{**parameters, "eval_split": 0.3})
 
 
-@pytest.mark.parametrize("divergence", ["forward_kl", "jsd"])
-def test_all_tokens_on_disk_are_the_teacher_in_memory(distill: Train, tiny_model: Path, divergence: str) -> None:
+def test_all_tokens_on_disk_are_the_teacher_in_memory(distill: Train, tiny_model: Path) -> None:
     vocabulary = json.loads((tiny_model / "config.json").read_text())["vocab_size"]
-    parameters = {"distill_divergence": divergence, "distill_temperature": 1.5, "distill_sft_share": 0.2}
+    parameters = {"distill_divergence": "jsd", "distill_temperature": 1.5, "distill_sft_share": 0.2}
     in_memory = distill(**parameters)
     on_disk = distill(**parameters, teacher_top_k=vocabulary)
     assert on_disk.losses == pytest.approx(in_memory.losses, rel=1e-5)
@@ -163,20 +153,18 @@ def test_all_tokens_on_disk_are_the_teacher_in_memory(distill: Train, tiny_model
 
 @pytest.mark.proves("on_policy_ratio", "on_policy_max_new_tokens", "on_policy_temperature")
 def test_the_student_trains_on_its_own_answers(distill: Train) -> None:
-    def tokens(**parameters: Any) -> list[int]:
-        return [entry["tokens"] for entry in distill(**parameters).log if "loss" in entry]
+    def tokens(run: Any) -> list[int]:
+        return [entry["tokens"] for entry in run.log if "loss" in entry]
 
-    data, own = tokens(), tokens(on_policy_ratio=1.0, on_policy_max_new_tokens=8)
-    assert own != data
-    assert tokens(on_policy_ratio=1.0, on_policy_max_new_tokens=2)[-1] < own[-1]
-    sampled, greedy = (
-        distill(on_policy_ratio=1.0, on_policy_max_new_tokens=8, on_policy_temperature=each).losses for each in (1, 0)
-    )
-    assert sampled != greedy
+    settings = {"on_policy_ratio": 1.0, "on_policy_max_new_tokens": 8, "max_steps": 2}
+    data, own = distill(max_steps=2), distill(**settings)
+    assert tokens(own) != tokens(data)
+    assert tokens(distill(**{**settings, "on_policy_max_new_tokens": 2}))[-1] < tokens(own)[-1]
+    assert distill(**settings, on_policy_temperature=0).losses != own.losses
 
 
 def test_own_answers_are_the_same_after_a_resume(distill: Train) -> None:
-    parameters = {"on_policy_ratio": 0.5, "on_policy_max_new_tokens": 8, "max_steps": 6, "seed": 3}
+    parameters = {"on_policy_ratio": 0.5, "on_policy_max_new_tokens": 4, "max_steps": 6, "seed": 3}
     whole = distill(**parameters, save_steps=3, save_strategy="steps")
     weights = (whole.output / "model.safetensors").read_bytes()
     shutil.rmtree(whole.output / "checkpoint-6")

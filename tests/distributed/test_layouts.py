@@ -37,7 +37,6 @@ SHORT = [  # of few models and tasks, for each is run on one process first, by e
     ("tp2 x pp2 + sp", "dense", "new-tokens-lora"),
     ("pp2", "dense", "tts-ar-nar"),
     ("tp2 + sp", "dense", "distill"),
-    ("dp2", "dense", "distill-top-k"),
 ]
 REST = [
     *[(name, "dense", "distill") for name in REFERENCES_ON if "pp" not in name],

@@ -66,6 +66,8 @@ def test_it_trains(path: Path, base: Path, tmp_path: Path) -> None:
     own = {"train_dataset_path": "examples/data/units-dialogues.jsonl"} if path == UNITS else {}
     if "dialogue_template" in path.read_text(encoding="utf-8"):
         own["max_seq_len"] = "512"  # its instruction alone is long in a tiny vocabulary
+    if "teacher_model_name_or_path:" in path.read_text(encoding="utf-8"):
+        own["teacher_model_name_or_path"] = str(base)
     _train_two_steps(path, tmp_path, {"model_name_or_path": base, **own})
 
 
