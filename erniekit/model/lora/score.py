@@ -59,7 +59,6 @@ def read_score(file: SafetensorsFile, config: ModelConfig) -> np.ndarray | None:
 
     if not config.scored:
         return None
-    import numpy as np
 
     from erniekit.model.storage.safetensors import check_finite
 
