@@ -94,7 +94,7 @@ def main() -> int:
     gains = [added - before[0] for _, added, *_ in rows[1:]]
     lost = [before[1] - others for _, _, others, _ in rows[1:]]
     print(f"\nadditions: {100 * min(gains):+.1f} points at least; others: {-100 * max(lost):+.1f} at worst")
-    print(f"erniekit plot {arguments.output / 'grpo'} --figures reward completion_len kl")
+    print(f"erniekit plot {arguments.output / 'grpo'} --figures reward,completion_len,kl")
     return 0
 
 
