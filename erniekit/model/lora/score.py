@@ -1,6 +1,6 @@
 """The score of a reward model beside adapters, which is trained and stored as a whole: PEFT's `modules_to_save`.
 
-The tensor `base_model.model.score.weight` [1, H] of a folder of adapters has it.
+The tensor `base_model.model.score.weight` [1, H] of a folder of adapters has it. Needs NumPy only to read that.
 """
 
 from __future__ import annotations
@@ -13,7 +13,11 @@ from erniekit.errors import ModelFileError
 from erniekit.json_files import read_json_object
 from erniekit.model.architectures.model_config import ModelConfig, WrappedDecoder
 from erniekit.model.architectures.scores import SCORE, can_score
-from erniekit.model.storage.safetensors import SafetensorsFile, check_finite
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from erniekit.model.storage.safetensors import SafetensorsFile
 
 if TYPE_CHECKING:
     import numpy as np
@@ -55,6 +59,10 @@ def read_score(file: SafetensorsFile, config: ModelConfig) -> np.ndarray | None:
 
     if not config.scored:
         return None
+    import numpy as np
+
+    from erniekit.model.storage.safetensors import check_finite
+
     if STORED_SCORE not in file.names():
         raise ModelFileError(f"{file.path}: {STORED_SCORE}: missing; these are no adapters of a reward model")
     if file.shape(STORED_SCORE) != (1, config.hidden_size):
