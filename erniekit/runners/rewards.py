@@ -39,6 +39,7 @@ class ScoredAnswers:
         scores: float64 [A, names].
         rewards: float64 [A], the weighted sums.
         seconds: that all of it took.
+        references: whether they are the data's own reference answers.
     """
 
     answers: tuple[Answer, ...]
@@ -46,6 +47,7 @@ class ScoredAnswers:
     scores: np.ndarray
     rewards: np.ndarray
     seconds: float
+    references: bool = False
 
     def lines(self) -> Iterator[dict[str, Any]]:
         """Yield each answer with its place and its rewards, as values of JSON."""
@@ -87,7 +89,9 @@ def score_answers(config: Config, answers: Path | None = None, count: int = SCOR
         scores = rewards.score(found)
     finally:
         rewards.close()
-    return ScoredAnswers(tuple(found), rewards.names, scores, scores @ rewards.weights, time.monotonic() - begin)
+    return ScoredAnswers(
+        tuple(found), rewards.names, scores, scores @ rewards.weights, time.monotonic() - begin, not answers
+    )
 
 
 def table(scored: ScoredAnswers, shown: int) -> str:
@@ -112,7 +116,7 @@ def table(scored: ScoredAnswers, shown: int) -> str:
     lines += [line(name, [f"{value:.4g}" for value in row]) for name, row in figures.items()]
     lines += ["", f"{len(scored.answers):,} answers scored in {scored.seconds:.2g} s"]
     alike = [name for name, most, least in zip(scored.names, *_bounds(scored), strict=True) if most == least]
-    if alike and len(scored.answers) > 1:
+    if alike and len(scored.answers) > 1 and not scored.references:
         lines.append(
             f"the same for all answers: {', '.join(alike)}; what is the same for a whole group teaches nothing"
         )

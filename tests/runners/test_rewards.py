@@ -60,9 +60,12 @@ def test_answers_are_matched_by_place_or_prompt(data: Path, tmp_path: Path) -> N
     assert "the same for all answers" not in shown
 
 
-def test_what_is_the_same_for_all_is_told(data: Path) -> None:
-    shown = table(score_answers(configured(data, "exact_match", "short=length:1-3")), 10)
-    assert "the same for all answers: exact_match, short;" in shown
+def test_what_is_the_same_for_all_is_told(data: Path, tmp_path: Path) -> None:
+    config = configured(data, "exact_match", "short=length:1-3")
+    assert "the same for all" not in table(score_answers(config), 10)  # reference answers are all right
+    answers = tmp_path / "answers.jsonl"
+    answers.write_text('{"prompt": "1 + 1", "answer": "2"}\n{"prompt": "2 + 3", "answer": "4"}\n')
+    assert "the same for all answers: short;" in table(score_answers(config, answers), 10)
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 
     from erniekit.model.storage.safetensors import SafetensorsFile
 
-if TYPE_CHECKING:
-    import numpy as np
-
 MODULES_KEY = "modules_to_save"
 SCORE_MODULES = ("score", "classifier")  # what PEFT names for sequence classification; models have one of them
 STORED_SCORE = f"base_model.model.{SCORE}"
@@ -55,8 +52,6 @@ def read_score(file: SafetensorsFile, config: ModelConfig) -> np.ndarray | None:
     Raises:
         ModelFileError: it is missing, or does not fit the model.
     """
-    import numpy as np  # checks that need no numbers import this module, too
-
     if not config.scored:
         return None
 
