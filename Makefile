@@ -166,6 +166,7 @@ layouts: $(VENV)/.cpu ## every parallel layout against one process, traffic and 
 
 SPEECH := $(wildcard examples/configs/quickstart/asr*.yaml)
 UNITS := examples/configs/quickstart/units.yaml
+DISTILL := examples/configs/quickstart/distill.yaml
 TTS_CODES := examples/configs/quickstart/tts-codes.yaml
 TTS := examples/configs/quickstart/tts.yaml examples/configs/quickstart/tts-ar-nar.yaml
 
@@ -175,8 +176,9 @@ validate-examples: $(VENV)/.speech ## validate every shipped configuration
 	@# some of the quickstart's go on from the output of another, so there must be one
 	$(BIN)/erniekit train examples/configs/quickstart/sft.yaml max_steps=1 warmup_steps=0 do_eval=false report_to=none \
 	    overwrite_output_dir=true output_dir=$(VENV)/one-step > /dev/null
-	$(BIN)/erniekit validate $(filter-out $(SPEECH) $(UNITS) $(TTS) $(TTS_CODES),$(wildcard examples/configs/quickstart/*.yaml)) \
+	$(BIN)/erniekit validate $(filter-out $(DISTILL) $(SPEECH) $(UNITS) $(TTS) $(TTS_CODES),$(wildcard examples/configs/quickstart/*.yaml)) \
 	    model_name_or_path=$(VENV)/one-step > /dev/null
+	$(BIN)/erniekit validate $(DISTILL) teacher_model_name_or_path=$(VENV)/one-step > /dev/null
 	@# that of units needs its records
 	$(BIN)/python tools/quickstart/make_units.py --first 20 --output $(VENV)/units > /dev/null
 	$(BIN)/erniekit validate $(UNITS) train_dataset_path=$(VENV)/units/train.jsonl \
