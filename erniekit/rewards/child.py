@@ -31,6 +31,7 @@ MANY = "completions"  # a function that takes these scores all answers at once, 
 ONE = ("completion", "solution_str")  # one that takes one of these scores one answer, the second as for verl
 _HERE = str(Path(__file__).parent)
 _MOST_FRAMES = 3  # of a user's function that an error shows
+_ENDS = (Exception, SystemExit, KeyboardInterrupt)  # what a function may end with
 
 
 class RefusedError(Exception):
@@ -61,7 +62,7 @@ def serve() -> None:
     except RefusedError as error:
         reply(failed=f"cannot be opened: {error}")
         return
-    except BaseException as error:
+    except _ENDS as error:
         reply(failed=f"cannot be opened: it {told(error)}")
         return
     while True:
@@ -74,7 +75,7 @@ def serve() -> None:
                     reply(result=as_number(function(**arguments)))
         except MemoryError:
             reply(memory=True)
-        except BaseException as error:  # sys.exit, too
+        except _ENDS as error:
             reply(failed=told(error))
 
 

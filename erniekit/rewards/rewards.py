@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Protocol
 
@@ -78,14 +79,12 @@ def open_rewards(config: Config) -> Rewards:
     """
     section = config.rewards
     rewards: dict[str, Reward] = {}
-    try:
+    with ExitStack() as opened:  # where one fails, or Ctrl-C comes, the processes of those before end
         for text in section.rewards:
             declared = read_reward(text)
-            rewards[declared.name] = _opened(declared, section)
-    except BaseException:  # Ctrl-C, too: the processes of those before must end
-        for reward in rewards.values():
-            reward.close()
-        raise
+            rewards[declared.name] = reward = _opened(declared, section)
+            opened.callback(reward.close)
+        opened.pop_all()
     return Rewards(rewards, section.reward_weights or [1.0] * len(rewards))
 
 
