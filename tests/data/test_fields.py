@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from erniekit.data.formats.unused_fields import (
     UnusedFields,
     describe_unused,
 )
+from erniekit.data.formats.verdicts import VERDICTS, verdict_kind
 
 
 @pytest.fixture
@@ -35,6 +37,7 @@ def lines(fields, kind="erniekit"):
     return describe_unused(FORMATS[kind], tuple(fields))
 
 
+DIALOGUES = ("erniekit", "alpaca", "messages", "sharegpt", "prompt_completion")
 RECORDS = {
     "erniekit": {"src": ["s", "q"], "tgt": ["", "a"], "label": [0, 1], "system": "", "is_system": 1},
     "alpaca": {"instruction": "q", "input": "i", "output": "a", "history": [], "system": "s"},
@@ -69,6 +72,9 @@ RECORDS = {
         "rejected": [{"role": "assistant", "content": "b", "weight": 1}], "score_chosen": 2, "score_rejected": 1,
     },
 }  # fmt: skip
+for name, verdict in zip(DIALOGUES, cycle(VERDICTS), strict=False):
+    used = {key: value for key, value in RECORDS[name].items() if key not in ("label", "tools")}
+    RECORDS[verdict_kind(name)] = {**used, verdict: True}
 
 
 @pytest.mark.parametrize("kind", KINDS)
