@@ -119,10 +119,12 @@ SAFE = {
     "cli/params.py": "the schema's text",
     "cli/plot.py": "runners/plot.py escapes the names of runs",
     "cli/preview.py": "runners/preview_rows.py escapes what it quotes, between colours or in JSON",
+    "cli/rewards.py": "runners/rewards.py escapes its table; JSON",
     "cli/validate.py": "its report is escaped as a whole",
     "cli/version.py": "its own version",
     "environment.py": "a path of ours",
     "log.py": "the formatter escapes",
+    "runners/score.py": "JSON",
 }
 
 
