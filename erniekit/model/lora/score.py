@@ -54,6 +54,7 @@ def read_score(file: SafetensorsFile, config: ModelConfig) -> np.ndarray | None:
     """
     if not config.scored:
         return None
+    import numpy as np  # checks that need no numbers import this module, too
 
     from erniekit.model.storage.safetensors import check_finite
 

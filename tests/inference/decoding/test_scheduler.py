@@ -105,7 +105,7 @@ def test_events_say_how_an_answer_ends():
     end = whole.index(whole[3])
     assert [event for event in events if event.request == stopped] == [
         *(Event(stopped, token, None) for token in whole[:end]),
-        Event(stopped, None, "stop"),
+        Event(stopped, None, "stop", ending=(whole[3], None)),
     ]
     assert scheduler.unfinished == 0
 
