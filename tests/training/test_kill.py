@@ -153,8 +153,10 @@ def test_kills_of_a_run_that_saves_beside_training(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("prepare", "weights"),
-    [(base_of_adapters, "adapter_model.safetensors"), (experts, "model.safetensors")],
-    ids=["adapters", "experts"],
+    [
+        pytest.param(base_of_adapters, "adapter_model.safetensors", id="adapters"),
+        pytest.param(experts, "model.safetensors", id="experts", marks=pytest.mark.exhaustive),
+    ],
 )
 def test_kills_of_runs_with_more_to_remember(
     prepare: Callable[[Path], Parameters], weights: str, tmp_path: Path
