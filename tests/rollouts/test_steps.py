@@ -1,0 +1,58 @@
+"""What the steps of a run are made of: the answers of a rollout, divided among its updates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from erniekit.rollouts.rollout import Rollout
+from tests.runners.test_policy import answer_prompts, prompts, rollouts  # noqa: F401 (fixtures)
+
+Run = Callable[..., Any]
+SEVERAL = {"steps_per_generation": 2, "num_iterations": 2, "max_steps": 4}
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """The answers of each micro-batch that is made, in order."""
+    found: list[list[int]] = []
+    make = Rollout.batch
+
+    def batch(self: Rollout, chosen: Sequence[int], pad_id: int) -> Any:
+        found.append(list(chosen))
+        return make(self, chosen, pad_id)
+
+    monkeypatch.setattr(Rollout, "batch", batch)
+    return found
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_micro_batches_have_the_size_that_is_asked_for(answer_prompts: Run, asked: list[list[int]], size: int) -> None:  # noqa: F811
+    answer_prompts(**SEVERAL, per_device_train_batch_size=size, gradient_accumulation_steps=8 // size)
+    assert {len(chosen) for chosen in asked} == {size}
+
+
+def test_the_seed_draws_answers_and_their_order(answer_prompts: Run, asked: list[list[int]]) -> None:  # noqa: F811
+    """The first update of a rollout is checked to have the ratio 1, whatever the order is."""
+    answers, orders = [], []
+    for seed in (7, 8):
+        asked.clear()
+        run = answer_prompts(**SEVERAL, seed=seed, random_shuffle=False, overwrite_output_dir=True)
+        answers.append([each["answer"] for each in rollouts(run.output)[:16]])
+        orders.append(list(asked))
+    assert answers[0] != answers[1] and orders[0] != orders[1]
+
+
+def test_the_divergence_is_taken_from_the_reward(answer_prompts: Run) -> None:  # noqa: F811
+    """RLOO's, once the weights have left the reference: without it an advantage is the rewards' alone."""
+    gaps = {}
+    for beta in (1e-9, 5.0):
+        run = answer_prompts(loss_type="rloo", beta=beta, learning_rate=1e-2, overwrite_output_dir=True)
+        last = rollouts(run.output)[-4:]
+        rewards = np.array([each["reward"] for each in last])
+        expected = rewards - (rewards.sum() - rewards) / 3
+        gaps[beta] = np.abs(expected - [each["advantage"] for each in last]).max()
+    assert gaps[1e-9] < 1e-4 < 1e-3 < gaps[5.0]
