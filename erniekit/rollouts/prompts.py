@@ -136,7 +136,7 @@ def read_prompt_dataset(
         DataError: a file cannot be read, a record is malformed, has recordings or is too long where that stops the run,
             or nothing is left.
     """
-    limit = min(config.dpo.max_prompt_len, config.training.max_seq_len - config.grpo.max_completion_len)
+    limit = config.dpo.max_prompt_len  # with room for an answer, see `answers_have_room`
     policy, skips = config.sft.over_length_policy, config.sft.on_bad_record == "skip"
     prompts: list[SampledPrompt] = []
     source_of: list[int] = []

@@ -83,6 +83,12 @@ def test_a_share_is_held_out(config: Make) -> None:
     assert held_out and sorted(training + held_out) == list(range(1, 21))
 
 
+def test_a_share_is_read_in_the_format_of_the_rest(config: Make) -> None:
+    records = [{**dialogue(1, number), "prompt": "another", "completion": "a"} for number in range(20)]
+    made = config(*records, train_dataset_type="prompt_completion", eval_split=0.25, do_eval=True, eval_steps=2)
+    assert {prompt.messages[-1]["content"] for prompt in read(made, held_out=True).prompts} == {"another"}
+
+
 def test_formats_that_are_named_hold(config: Make, tmp_path: Path) -> None:
     record = {**dialogue(1), "prompt": "another", "completion": "a"}
     texts = {}
