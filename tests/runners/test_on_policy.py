@@ -72,6 +72,23 @@ def test_the_prompt_ends_before_the_last_answer(labels: list[int], length: int) 
     assert prompt_length(Sample(np.arange(len(labels)), np.array(labels))) == length
 
 
+def test_the_seed_of_the_run_draws_the_steps(make_run: Callable[..., Run]) -> None:
+    run = make_run(seed=7, on_policy_ratio=0.5, on_policy_max_new_tokens=1)
+    expected = [is_on_policy(7, step, 0.5) for step in range(8)]
+    own = []
+    for step, batches in enumerate(run.steps(8)):
+        read = run.plan.micro_batches(step)
+        own.append(any(not np.array_equal(a.labels, b.labels) for a, b in zip(batches, read, strict=True)))
+    assert own == expected != [is_on_policy(42, step, 0.5) for step in range(8)]
+
+
+def test_answers_end_where_a_row_does(make_run: Callable[..., Run]) -> None:
+    run = make_run(max_seq_len=48, on_policy_max_new_tokens=100)
+    batches = [batch for step in run.steps(2) for batch in step]
+    answered = max(int((row != IGNORE_INDEX).sum()) for batch in batches for row in batch.labels)
+    assert max(batch.shape[1] for batch in batches) <= 48 and answered > 6
+
+
 def test_batches_hold_the_prompts_with_the_answers_of_the_engine(make_run: Callable[..., Run]) -> None:
     run = make_run()
     run.model.train()
