@@ -329,14 +329,15 @@ def test_functions_get_the_reference_of_the_field_that_is_named(written: Write) 
 
 
 def test_processes_end_with_the_rewards_and_with_this_program(tmp_path: Path) -> None:
-    """What a reward has started ends, too, and also where the program is killed while the reward hangs."""
+    """What a reward has started ends, too, and also where the program is killed while the reward hangs in what lets no
+    other thread run."""
     (tmp_path / "slow.py").write_text(
-        "import os, pathlib, subprocess, sys, time\n"
+        "import os, pathlib, re, subprocess, sys\n"
         "def score(completion):\n"
         "    child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
         f"    pathlib.Path({str(tmp_path / 'pids.new')!r}).write_text(f'{{os.getpid()}} {{child.pid}}')\n"
         f"    os.rename({str(tmp_path / 'pids.new')!r}, {str(tmp_path / 'pids')!r})\n"
-        "    time.sleep(600)\n"
+        "    re.search('(a+)+$', 'a' * 60 + 'b')\n"
     )
     program = (
         "from tests.rewards.asking import answer, opened\n"
