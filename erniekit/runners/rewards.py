@@ -23,6 +23,7 @@ from erniekit.errors import ConfigurationError, DataError
 from erniekit.inference.prompts import Prompt, prompt_of_record
 from erniekit.rewards.references import reference_of
 from erniekit.rewards.rewards import Answer, open_rewards
+from erniekit.rollouts.advantages import weighted_rewards
 from erniekit.terminal import escape_control_characters
 
 SCORED = 100  # records whose own reference answers are scored, unless another number is asked for
@@ -90,7 +91,12 @@ def score_answers(config: Config, answers: Path | None = None, count: int = SCOR
     finally:
         rewards.close()
     return ScoredAnswers(
-        tuple(found), rewards.names, scores, scores @ rewards.weights, time.monotonic() - begin, not answers
+        tuple(found),
+        rewards.names,
+        scores,
+        weighted_rewards(scores, rewards.weights),
+        time.monotonic() - begin,
+        not answers,
     )
 
 
