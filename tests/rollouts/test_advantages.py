@@ -45,8 +45,8 @@ def test_equal_scores_give_equal_rewards_to_the_last_bit() -> None:
     """The product of a matrix and a vector rounds some rows otherwise."""
     drawn = np.random.default_rng(0)
     for _ in range(100):
-        found = weighted_rewards(np.tile(drawn.random(5), (63, 1)), drawn.random(5))
-        assert all_equal(found.reshape(9, 7)).all() and len(set(found.tolist())) == 1
+        found = weighted_rewards(np.tile(drawn.random(5), (9, 7, 1)), drawn.random(5))
+        assert all_equal(found).all() and np.unique(found).size == 1
 
 
 def test_penalties_count_from_their_token_on_and_the_rollout_is_normalised() -> None:
