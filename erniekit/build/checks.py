@@ -226,7 +226,7 @@ def reference_config(config: Config, model_config: ModelConfig) -> ModelConfig |
 
 
 def compared_config(
-    config: Config, model_config: ModelConfig, parameter: str, name: str, role: str
+    config: Config, model_config: ModelConfig, parameter: str, name: str, role: str, *, same_rows: bool = True
 ) -> ModelConfig | None:
     """Return the shape of the model that the trained one is compared with; None if it is not named or not here yet.
 
@@ -236,6 +236,7 @@ def compared_config(
     Args:
         parameter, name: the parameter that names the model, and its value.
         role: what the model is, for messages.
+        same_rows: whether it must have as many rows of logits.
 
     Raises:
         ModelFileError: the folder is not one of a model, or its vocabulary is not that of the trained model.
@@ -251,7 +252,7 @@ def compared_config(
     other = ModelConfig.from_folder(folder, config.basic.ignore_config_keys)
     if has_tokenizer(folder) and not needs_paddlenlp(folder):
         other = with_added_tokens(config, other, folder)
-    if model_config.vocab_size != other.vocab_size:
+    if same_rows and model_config.vocab_size != other.vocab_size:
         raise ModelFileError(
             f"{parameter}: {folder} has a vocabulary of {other.vocab_size:,}, the trained model one of "
             f"{model_config.vocab_size:,}: their tokenizers differ\n"

@@ -15,6 +15,7 @@ from erniekit.build.speech import codec_of_run, with_codes
 from erniekit.build.vocabulary import with_added_tokens
 from erniekit.config.sections.checkpoint import moment_quantization, saves_asynchronously
 from erniekit.config.sections.dpo import reference_mode
+from erniekit.config.sections.rewards import read_reward
 from erniekit.config.values import other_device
 from erniekit.data.tokenizers.files import needs_paddlenlp
 from erniekit.distributed.planning.communication import step_bytes
@@ -30,7 +31,7 @@ from erniekit.distributed.planning.memory import (
 from erniekit.distributed.planning.pipeline_bubble import bubble, chunk_costs
 from erniekit.distributed.topology import topology_from
 from erniekit.errors import UserError
-from erniekit.hub.cache import local_model_folder
+from erniekit.hub.cache import chosen_hub, find_local_folder, local_model_folder
 from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.architectures.published import published_model
 from erniekit.model.quantization.settings import WeightOnly
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from erniekit.distributed.topology import Topology
 
 MOMENTS_IN_CHECKPOINTS = {"O0": 8.0, "O1": 2.05, "O2": 1.09}  # bytes a value, see `training.compressed_state`
+REWARD_MODEL = "reward model"  # which no hub has
 SHARDING_LEVELS = {"none": 0, "stage1": 1, "stage2": 2, "stage3": 3}
 
 
@@ -54,6 +56,7 @@ class LayoutPlan:
         memory: for a rank of each pipeline stage, bytes by purpose; see `training_memory`.
         bytes_sent: for a rank of each pipeline stage, bytes sent in a step by axis; see `step_bytes`.
         bubble: the share of a step in which stages wait for each other.
+        not_counted: the models whose memory is not counted because their shapes are unknown, and why.
     """
 
     model: ModelConfig
@@ -63,6 +66,7 @@ class LayoutPlan:
     memory: list[dict[str, int]]
     bytes_sent: list[dict[str, int]]
     bubble: float
+    not_counted: tuple[str, ...] = ()
 
     @property
     def max_traffic(self) -> dict[str, int]:
@@ -100,6 +104,7 @@ def plan_layout(
         memory=[training_memory(model, work, topology, model_chunks, stage) for stage in stages],
         bytes_sent=[step_bytes(model, work, topology, model_chunks, stage) for stage in stages],
         bubble=waiting,
+        not_counted=tuple(known for _, known in other_models(config) if isinstance(known, str)),
     )
 
 
@@ -142,7 +147,7 @@ def workload(config: Config, model: ModelConfig) -> Workload:
     """Return what decides how much memory a rank takes, from a configuration and its model."""
     adapters = adapter_plan(config, model)
     quantization = quantization_from(config)
-    mode = reference_mode(config.dpo, lora=config.lora.lora)
+    others = [(role, known) for role, known in other_models(config) if isinstance(known, ModelConfig)]
     budget = config.acceleration.batch_tokens or _positions_of_seconds(config)
     rows = -(-budget // config.training.max_seq_len) if budget else config.training.per_device_train_batch_size
     return Workload(
@@ -154,7 +159,11 @@ def workload(config: Config, model: ModelConfig) -> Workload:
         recompute_granularity=config.memory.recompute_granularity,
         fused_head=config.memory.use_fused_head_and_loss_fn or config.applies("teacher_model_name_or_path"),
         dense_mask=config.uses_dense_mask,
-        reference_copy=config.stage.needs_reference and mode == "copy",
+        reference_copy=copies_reference(config) and not config.dpo.ref_model_name_or_path,
+        reference=dict(others).get("reference"),
+        distills=config.applies("teacher_model_name_or_path"),
+        teacher=dict(others).get("teacher"),
+        reward_models=tuple(known for role, known in others if role == REWARD_MODEL),
         adapters=adapters.settings if adapters else None,
         frozen=frozen_parts(config, model),
         sharding=SHARDING_LEVELS[config.distributed.sharding],
@@ -162,6 +171,35 @@ def workload(config: Config, model: ModelConfig) -> Workload:
         checkpoint_value=_checkpoint_value(config),
         formats=number_formats(config),
     )
+
+
+def other_models(config: Config) -> list[tuple[str, ModelConfig | str]]:
+    """Return the models of other folders that are in memory in training: what each is (`reference`, `teacher`,
+    `reward model`), and its shape, or a text that says why it is unknown."""
+    names: list[tuple[str, str]] = []
+    if copies_reference(config) and config.dpo.ref_model_name_or_path:
+        names.append(("reference", config.dpo.ref_model_name_or_path))
+    if config.applies("teacher_model_name_or_path") and not config.distillation.teacher_top_k:
+        names.append(("teacher", config.distillation.teacher_model_name_or_path))
+    if config.applies("rewards"):
+        declared = map(read_reward, config.rewards.rewards)
+        names += [(REWARD_MODEL, reward.argument) for reward in declared if reward.kind == "reward_model"]
+    return [(role, _shape_of(config, name, role)) for role, name in names]
+
+
+def copies_reference(config: Config) -> bool:
+    """Return whether the reference is a second model in memory."""
+    return config.stage.needs_reference and reference_mode(config.dpo, lora=config.lora.lora) == "copy"
+
+
+def _shape_of(config: Config, name: str, role: str) -> ModelConfig | str:
+    ignored = config.basic.ignore_config_keys
+    try:
+        folder = find_local_folder(name, None if role == REWARD_MODEL else chosen_hub(config))
+        known = published_model(name) if folder is None else ModelConfig.from_folder(folder, ignored)
+    except UserError as error:
+        return f"the {role}: {error}"
+    return known or f"the {role}: {name} is not here yet"
 
 
 def _positions_of_seconds(config: Config) -> int:

@@ -27,6 +27,7 @@ from erniekit.config import Config
 from erniekit.config.sections.dpo import reference_mode
 from erniekit.data.batch import Batch
 from erniekit.distributed.mesh import SINGLE_PROCESS_MESH, Mesh
+from erniekit.distributed.topology import topology_from
 from erniekit.model.architectures.speaking import code_layout, codebook_weights
 from erniekit.model.decoder import Decoder
 from erniekit.model.divergence import Divergence
@@ -62,7 +63,9 @@ def preference_objective(config: Config, reference: Reference | None) -> Objecti
 
 def verdict_objective(config: Config, reference: Reference | None) -> Objective:
     """Build the loss over answers with a verdict that section 2.9 describes."""
-    return verdicts(config.kto, config.dpo.beta, reference, **head_settings(config))
+    topology = topology_from(config)
+    slices = topology.tensor if topology.sequence_parallel else 1  # of the tokens of a micro-batch
+    return verdicts(config.kto, config.dpo.beta, reference, multiple_of=slices, **head_settings(config))
 
 
 ComparingObjective = Callable[[Config, Reference | None], Objective]  # one of the two above

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from erniekit.build.checks import compared_config, has_tokenizer
@@ -10,7 +11,7 @@ from erniekit.build.vocabulary import run_tokenizer_folder
 from erniekit.config import Config
 from erniekit.data.tokenizers.files import needs_paddlenlp
 from erniekit.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
-from erniekit.errors import ModelFileError
+from erniekit.errors import ConfigurationError, ModelFileError
 from erniekit.hub.cache import chosen_hub, find_local_folder
 from erniekit.hub.download import find_model_folder, model_folder
 
@@ -28,10 +29,10 @@ def teacher_config(config: Config, model_config: ModelConfig) -> ModelConfig | N
     """Return the shape of the teacher; None if it is not here yet.
 
     Raises:
-        ModelFileError: the folder is not one of a model, or has another number of rows of logits than the student.
+        ModelFileError: the folder is not one of a model.
     """
     name = config.distillation.teacher_model_name_or_path
-    return compared_config(config, model_config, PARAMETER, name, "teacher")
+    return compared_config(config, model_config, PARAMETER, name, "teacher", same_rows=False)
 
 
 def check_teacher(config: Config, model_config: ModelConfig) -> None:
@@ -39,6 +40,7 @@ def check_teacher(config: Config, model_config: ModelConfig) -> None:
 
     Raises:
         ModelFileError: it has not.
+        ConfigurationError: a parameter asks for more than a teacher with so many rows of logits gives.
     """
     other = teacher_config(config, model_config)
     if other is None:
@@ -52,16 +54,65 @@ def check_teacher(config: Config, model_config: ModelConfig) -> None:
             f"{PARAMETER}: {folder} has no audio encoder and the trained model has one\n"
             "  Write a teacher that hears what the student hears."
         )
-    own = model_folder(config)
+    own, rows = model_folder(config), (model_config.vocab_size, other.vocab_size)
+    k = config.distillation.teacher_top_k
+    if k > min(rows):
+        raise ConfigurationError(f"teacher_top_k: {k:,} of {min(rows):,} tokens\n  Write at most {min(rows):,}.")
     if needs_paddlenlp(folder) or needs_paddlenlp(own) or not (has_tokenizer(folder) and has_tokenizer(own)):
+        check_rows(config, folder, *rows, tokens=None)
         return
     student, teacher = load_tokenizer(run_tokenizer_folder(config, own)), load_tokenizer(folder)
+    check_rows(config, folder, *rows, tokens=max(student.vocab_size, teacher.vocab_size))
     different = first_difference(student, teacher)
     if different is not None:
         texts = [tokenizer.decode([different], False) for tokenizer in (student, teacher)]
         raise ModelFileError(
             f"{PARAMETER}: token {different:,} is {texts[1]!r} to {folder} and {texts[0]!r} to the trained model: a "
             "distribution over other tokens teaches nothing\n  Write a teacher with the trained model's tokenizer."
+        )
+
+
+def check_rows(config: Config, folder: Path, student: int, teacher: int, tokens: int | None) -> None:
+    """Check that one model has more rows of logits than the other only where no token is, and what then cannot be.
+
+    Args:
+        folder: of the teacher.
+        student, teacher: their rows of logits.
+        tokens: of the larger tokenizer; None: unknown.
+
+    Raises:
+        ModelFileError: rows of tokens are missing, or that is unknown.
+        ConfigurationError: a parameter needs as many rows in both.
+    """
+    if student == teacher:
+        return
+    section, told = config.distillation, f"{folder} has {teacher:,} rows of logits and the trained model {student:,}"
+    if tokens is None:
+        raise ModelFileError(
+            f"{PARAMETER}: {told}, and whether the others are padding is unknown without the tokenizers of both\n"
+            "  Put the tokenizer's files into both folders, or write a teacher with as many rows."
+        )
+    if tokens > min(student, teacher):
+        raise ModelFileError(
+            f"{PARAMETER}: {told}: their tokenizers, with up to {tokens:,} tokens, differ\n"
+            "  Write a teacher with the trained model's tokenizer."
+        )
+    if config.distributed.tensor_parallel_degree > 1 and not section.teacher_top_k:
+        raise ConfigurationError(
+            f"tensor_parallel_degree: {told}; ranks that divide them would compare rows of other tokens\n"
+            "  Write teacher_top_k: 64, or tensor_parallel_degree: 1, or a teacher with as many rows."
+        )
+    if teacher > student:
+        return
+    if section.distill_divergence == "reverse_kl":
+        raise ConfigurationError(
+            f"distill_divergence: {told}; `reverse_kl` is infinite where the student gives probability to a row that "
+            "the teacher lacks\n  Write jsd with jsd_beta close to 1, or a teacher with as many rows."
+        )
+    if section.on_policy_ratio:
+        raise ConfigurationError(
+            f"on_policy_ratio: {told}; the student may write a row that the teacher cannot read\n"
+            "  Write 0, or a teacher with as many rows."
         )
 
 

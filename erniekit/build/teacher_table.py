@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from erniekit.build.data import DataParallelRank
+from erniekit.build.model import read_model_config
 from erniekit.build.precision import forward_precision
 from erniekit.build.step_count import cache_folder
 from erniekit.build.teacher import open_teacher
@@ -67,13 +68,14 @@ def table_teachers(
     teacher: Decoder | None = None
     found = {}
     weights = ranks.all_gather_object(_weights_fingerprint(_teacher_folder(config)))[0]
+    rows = read_model_config(config).vocab_size
     for name, (dataset, dp_rank) in datasets.items():
         if dataset.audio is not None:
             raise ConfigurationError(
                 "teacher_top_k: the samples of a model that listens have recordings, whose states a table does not "
                 "hold\n  Write `teacher_top_k: 0`: the teacher then hears them itself."
             )
-        wanted = _fingerprint(config, dataset, weights)
+        wanted = _fingerprint(config, dataset, weights, rows)
         folder = _folder(config, wanted) / name
         complete = ranks.all_gather_object(check_complete(folder, wanted, "teacher_top_k_dir"))
         if not all(complete):
@@ -104,7 +106,7 @@ def _write(
     most = max(ranks.all_gather_object(len(packs)))  # ranks that share experts compute equally many batches
     rounds = [*packs, *[packs[-1] if packs else []] * (most - len(packs))]
     batches = progress(_batches(dataset, rounds, dp_rank.multiple_of), "teacher", unit="batches")
-    measured = measure_top_k(teacher, batches, k, dense_mask=config.uses_dense_mask)
+    measured = measure_top_k(teacher, batches, k, columns=wanted["rows"], dense_mask=config.uses_dense_mask)
     if mesh.is_first("tensor"):
         write_part(arrays_folder(folder, run), dataset, islice(measured, len(packs)), dp_rank.dp_rank, parts, k)
     for _ in measured:  # what other ranks need, or those that write
@@ -144,14 +146,20 @@ def _folder(config: Config, wanted: Mapping[str, Any]) -> Path:
     return cache_folder(config) / "teacher" / digest
 
 
-def _fingerprint(config: Config, dataset: Dataset, weights: str) -> dict[str, Any]:
-    """Return everything that a table depends on."""
+def _fingerprint(config: Config, dataset: Dataset, weights: str, rows: int) -> dict[str, Any]:
+    """Return everything that a table depends on.
+
+    Args:
+        weights: a fingerprint of the teacher.
+        rows: of logits of the student, beyond which the teacher's are padding.
+    """
     return {
         "version": VERSION,
         "teacher": weights,
         "data": dataset.fingerprint,
         "samples": len(dataset),
         "k": config.distillation.teacher_top_k,
+        "rows": rows,
         "precision": forward_precision(config),
     }
 

@@ -195,10 +195,11 @@ def _model_numbers(plan: LayoutPlan | str) -> list[tuple[str, ...]]:
     adapters, memory = plan.work.adapters, plan.max_memory
     trained = f", {adapter_parameter_count(plan.model, adapters):,} trained" if adapters else ""
     parts = ", ".join(f"{name} {_size(size)}" for name, size in memory.items() if size and name != "total")
-    return [
+    rows: list[tuple[str, ...]] = [
         ("parameters", f"{plan.model.parameter_count():,}{trained}"),
         ("memory", f"about {_size(memory['total'])} for full packs: {parts.replace('_', ' ')}"),
     ]
+    return rows + [("", f"not counted: {what}") for what in plan.not_counted]
 
 
 def _read_data(config: Config, world_size: int | None) -> tuple[str, int | None]:

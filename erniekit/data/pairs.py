@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
+from erniekit.data.batch import Batch, array_spec
 from erniekit.data.conversation import ASSISTANT, Conversation, Preference, Turn
 from erniekit.data.formats.problems import NothingToTrainError
 from erniekit.data.templates.ernie import (
@@ -188,3 +190,31 @@ def join_scored(
         np.array([IGNORE_INDEX] * start + marks[0] + marks[1], np.int32),
         PairOffsets(start, start + len(answers[0]), difference),
     )
+
+
+def first_answers(batch: Batch, multiple_of: int = 1) -> Batch:
+    """Return a batch of pairs without the positions of the second answers, whose pairs and samples are the same.
+
+    Args:
+        multiple_of: the length of rows is a multiple of it, as that of the batch is.
+    """
+    assert batch.pairs is not None, "only pairs have second answers"
+    ends_BS, kept_BS = batch.document_ends, batch.is_token.copy()
+    for row, position in zip(*np.nonzero(batch.pairs.answers % 2 == 0), strict=True):
+        second = ends_BS[row, position]  # the first answer ends where the second begins
+        kept_BS[row, second : ends_BS[row, second]] = False
+    lengths_B = kept_BS.sum(axis=1)
+    longest = max(1, int(lengths_B.max(initial=0)))
+    order_BS = np.argsort(~kept_BS, axis=1, kind="stable")[:, : longest + -longest % multiple_of]
+    is_padding_BS = np.arange(order_BS.shape[1]) >= lengths_B[:, None]
+    rows_B1 = np.arange(len(order_BS))[:, None]
+    arrays = dict(batch.arrays)
+    for name, array in batch.arrays.items():
+        if (spec := array_spec(name)).axes.startswith("BS"):
+            arrays[name] = array[rows_B1, order_BS]
+            arrays[name][is_padding_BS] = spec.pad
+    before = np.pad(np.cumsum(kept_BS, axis=1), [(0, 0), (1, 0)])  # kept positions before each
+    moved_BS = np.where(is_padding_BS, lengths_B[:, None], before[rows_B1, ends_BS[rows_B1, order_BS]])
+    arrays["startend_row_indices"] = moved_BS[:, None, :, None].astype(np.int32)
+    targets = int(np.count_nonzero(arrays["labels"] != IGNORE_INDEX))
+    return replace(batch, arrays=arrays, token_count=int(lengths_B.sum()), target_count=targets)

@@ -6,6 +6,7 @@ hidden states, or its likeliest tokens.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -68,15 +69,29 @@ def target_states(decoder: Decoder, hidden_BSH: Tensor, labels_BS: Tensor) -> Te
 
 
 def teacher_of_states(teacher: Decoder, states_TH: Tensor) -> TeacherOfRows:
-    """Return what computes a teacher's log-probabilities from its last hidden states, when they are asked for."""
+    """Return what computes a teacher's log-probabilities from its last hidden states, when they are asked for.
+
+    Rows of logits that only one of student and teacher has are padding, which has no token: the teacher's are left out
+    of its distribution, and to the student's it gives no probability.
+    """
     head = teacher.head
 
     def rows(start: int, stop: int, temperature: float, width: int) -> TeacherRows:
         logits_TV = logits_of(states_TH[start:stop], head.projection, head.new_rows_here)
-        assert logits_TV.shape[1] == width, "student and teacher have one vocabulary"
+        if logits_TV.shape[1] != width:
+            assert head.tp.size == 1, "ranks that divide rows of logits have those of the same tokens"
+            logits_TV = with_columns(logits_TV, width)
         return TeacherRows(log_softmax(logits_TV, head.tp, temperature), first_choices(logits_TV, head.tp))
 
     return rows
+
+
+def with_columns(logits_TV: Tensor, width: int) -> Tensor:
+    """Return the first columns of logits, or -inf in the place of those that are lacking: [T, width]."""
+    rows, own = logits_TV.shape
+    if own >= width:
+        return logits_TV[:, :width]
+    return paddle.concat([logits_TV, paddle.full([rows, width - own], -math.inf, logits_TV.dtype)], 1)
 
 
 def distillation_loss(

@@ -149,7 +149,7 @@ def _evaluate_batches(
     with weights_stay():
         while some := list(islice(steps, ranks.num_forward_batches)):
             before = time.perf_counter()
-            found = ranks.forward_only(model, loss, [batch for _, batch in some])
+            found = ranks.forward_only(model, loss, [objective.part_for_loss(batch) for _, batch in some])
             seconds = (time.perf_counter() - before) / len(some)
             for (step, batch), metrics in zip(some, found, strict=True):
                 sums = {name: float(value) for name, value in metrics.items()}

@@ -79,6 +79,7 @@ def train_step(
         return StepResult(read, learning_rate, 0.0, updated=False)
 
     loss = objective.loss_for(model, batches, ranks)
+    batches = [objective.part_for_loss(batch) for batch in batches]
     scale = 1.0 if loss_scale is None else loss_scale.scale
 
     def begin_micro_batch(index: int) -> None:

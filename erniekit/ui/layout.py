@@ -38,6 +38,7 @@ def layout_of(config: Config, ranks: int | None) -> dict[str, Any]:
         "parameters": model.parameter_count(),
         "trained": adapter_parameter_count(model, adapters) if adapters else None,
         "formats": describe_formats(number_formats(config)),
+        "not_counted": plan.not_counted,
         "bubble": plan.bubble,
         "traffic": {axis: size for axis, size in plan.max_traffic.items() if size},
         "tokens": plan.work.tokens * plan.work.accumulation * topology.dp_world_size,

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from erniekit.build import layout
-from erniekit.build.layout import known_model_config, partition_layers, workload
+from erniekit.build.layout import known_model_config, partition_layers, plan_layout, workload
 from erniekit.config import Config
 from erniekit.distributed.topology import Topology
 from erniekit.model.architectures.model_config import ModelConfig
@@ -36,6 +38,9 @@ def test_layers_are_divided_as_asked(
 
 BFLOAT16 = {"bf16": True, "device": "gpu"}
 SAVES = {"save_strategy": "steps", "save_steps": 2, "unified_checkpoint_config": "async_save"}
+TINY = str(Path(__file__).parents[2] / "examples/models/tiny-ernie")
+ANSWERS = {"rewards": ["exact_match"], "max_completion_len": 8}
+OTHER = {"stage": "KTO", "reference_model": "copy", "ref_model_name_or_path": TINY}
 COPY = {"stage": "DPO", "ref_model_update_steps": 2}
 REACHES_THE_ESTIMATE: list[tuple[dict[str, Any], dict[str, Any], str]] = [  # beside what, which values, which field
     ({}, {"per_device_train_batch_size": 3}, "batch_size"),
@@ -52,6 +57,12 @@ REACHES_THE_ESTIMATE: list[tuple[dict[str, Any], dict[str, Any], str]] = [  # be
     ({"lora": True}, {"lora_rank": 2}, "adapters"),
     (COPY, {"ref_model_update_steps": -1}, "reference_copy"),
     (COPY, {"lora": True}, "reference_copy"),
+    ({"stage": "GRPO", **ANSWERS}, {"beta": 0.1}, "reference_copy"),
+    (OTHER, {"ref_model_name_or_path": None}, "reference"),
+    (OTHER, {"ref_model_name_or_path": None}, "reference_copy"),
+    (OTHER, {"reference_model": "precomputed"}, "reference"),
+    ({"stage": "DISTILL", "teacher_model_name_or_path": TINY}, {"teacher_top_k": 4}, "teacher"),
+    ({"stage": "GRPO", **ANSWERS}, {"rewards": ["exact_match", f"reward_model:{TINY}"]}, "reward_models"),
     ({}, {"sharding": "stage1", "sharding_parallel_degree": 2}, "sharding"),
     ({"lora": True}, {"weight_quantize_algo": "weight_only_int8"}, "weight_only"),
     (SAVES, {"save_strategy": "no"}, "checkpoint_value"),
@@ -87,6 +98,34 @@ def test_every_value_that_takes_memory_reaches_the_estimate(
     plain = workload(make_config(**common, **beside), model)
     changed = workload(make_config(**common, **{**beside, **values}), model)
     assert getattr(changed, field) != getattr(plain, field)
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        (
+            {"stage": "DISTILL", "teacher_model_name_or_path": "some/teacher", "from_hf_hub": True},
+            "the teacher: some/teacher is not here yet",
+        ),
+        (
+            {"stage": "DPO", "reference_model": "copy", "ref_model_name_or_path": "tests"},
+            "the reference: .*config.json",
+        ),
+        (
+            {"stage": "GRPO", **ANSWERS, "rewards": ["reward_model:none/rm"]},
+            "the reward model: none/rm/config.json: no such file",
+        ),
+    ],
+)
+def test_what_the_estimate_leaves_out_is_told(
+    values: dict[str, Any], told: str, make_config: Callable[..., Config], tiny_model: Any
+) -> None:
+    model = ModelConfig.from_folder(tiny_model)
+    (missing,) = plan_layout(make_config(**values), model).not_counted
+    assert re.match(told, missing)
+    known = {"teacher_model_name_or_path": TINY, "ref_model_name_or_path": TINY, "rewards": [f"reward_model:{TINY}"]}
+    named = {name: value for name, value in known.items() if name in values}
+    assert plan_layout(make_config(**{**values, **named}), model).not_counted == ()
 
 
 @pytest.mark.parametrize(

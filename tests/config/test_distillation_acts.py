@@ -8,8 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
+from erniekit.build.teacher import check_rows
 from erniekit.config import Config
 from erniekit.errors import ConfigurationError, ModelFileError
 from tests.tiny_runs import save_random_model
@@ -91,14 +94,25 @@ def test_heads_are_always_in_chunks(make_config: Callable[..., Config], tiny_tea
     assert any(name in line and "always computes chunks" in line for line in config.messages)
 
 
+def with_rows(folder: Path, rows: int, target: Path) -> Path:
+    """Copy a model with another number of rows of logits: fewer, or with rows that would be the likeliest by far."""
+    shutil.copytree(folder, target, ignore=shutil.ignore_patterns("*manifest*"))
+    config = json.loads((target / "config.json").read_text())
+    tensors = load_file(target / "model.safetensors")
+    for name, value in tensors.items():
+        if value.shape[0] == config["vocab_size"]:
+            more = np.full((max(0, rows - len(value)), *value.shape[1:]), 3.0, value.dtype)
+            tensors[name] = np.concatenate([value[:rows], more])
+    save_file(tensors, target / "model.safetensors", {"format": "pt"})
+    (target / "config.json").write_text(json.dumps(config | {"vocab_size": rows}))
+    return target
+
+
 def test_a_teacher_of_another_vocabulary_is_refused(distill: Train, tiny_teacher: Path, tmp_path: Path) -> None:
-    larger, swapped = tmp_path / "larger", tmp_path / "swapped"
-    for folder in (larger, swapped):
-        shutil.copytree(tiny_teacher, folder, ignore=shutil.ignore_patterns("*manifest*"))
-    config = json.loads((larger / "config.json").read_text())
-    (larger / "config.json").write_text(json.dumps(config | {"vocab_size": config["vocab_size"] + 64}))
-    with pytest.raises(ModelFileError, match=r"teacher_model_name_or_path: .* has a vocabulary of"):
-        distill(teacher_model_name_or_path=str(larger))
+    swapped, fewer = tmp_path / "swapped", with_rows(tiny_teacher, 64, tmp_path / "fewer")
+    with pytest.raises(ModelFileError, match=r"has 64 rows of logits and the trained model .* tokens, differ"):
+        distill(teacher_model_name_or_path=str(fewer))
+    shutil.copytree(tiny_teacher, swapped, ignore=shutil.ignore_patterns("*manifest*"))
     words = json.loads((swapped / "tokenizer.json").read_text())
     vocabulary = words["model"]["vocab"]
     pairs = sorted(vocabulary.items(), key=lambda each: each[1])
@@ -107,6 +121,55 @@ def test_a_teacher_of_another_vocabulary_is_refused(distill: Train, tiny_teacher
     (swapped / "tokenizer.json").write_text(json.dumps(words))
     with pytest.raises(ModelFileError, match="teaches nothing"):
         distill(teacher_model_name_or_path=str(swapped))
+
+
+@pytest.mark.parametrize("of_student", [False, True])
+def test_rows_without_a_token_change_nothing(
+    distill: Train, tiny_teacher: Path, tiny_base: Path, tmp_path: Path, of_student: bool
+) -> None:
+    """Rows of the teacher that no token has; and of the student, to which the teacher gives no probability."""
+    rows = json.loads((tiny_teacher / "config.json").read_text())["vocab_size"]
+    if of_student:
+        student = with_rows(tiny_base, rows + 64, tmp_path / "student")
+        taken = {"model_name_or_path": str(student), "continue_training": True, "max_steps": 2}
+        equal = with_rows(tiny_teacher, rows + 64, tmp_path / "equal")
+        runs = [distill(**taken, teacher_model_name_or_path=str(each)) for each in (tiny_teacher, equal)]
+        assert runs[0].losses[0] > 0 and runs[0].losses != runs[1].losses  # these rows of the other one are likely
+        taken |= {"distill_divergence": "jsd"}
+        whole, table = distill(**taken), distill(**taken, teacher_top_k=rows)
+    else:
+        teacher = with_rows(tiny_teacher, rows + 64, tmp_path / "teacher")
+        taken = {"teacher_model_name_or_path": str(teacher), "distill_divergence": "reverse_kl"}
+        assert distill(**taken).losses == pytest.approx(distill(distill_divergence="reverse_kl").losses, rel=1e-6)
+        taken |= {"distill_divergence": "jsd"}
+        whole, table = distill(), distill(teacher_top_k=rows, **taken)
+        whole = distill(**taken)
+    assert table.losses == pytest.approx(whole.losses, rel=1e-5)
+
+
+ROWS = [  # of the student, of the teacher, tokens; a run; what is told
+    (320, 256, 250, {"distill_divergence": "reverse_kl"}, "distill_divergence: .*has 256 rows of logits and .* 320"),
+    (320, 256, 250, {"on_policy_ratio": 0.5}, "on_policy_ratio: .*cannot read"),
+    (256, 320, 250, {"tensor_parallel_degree": 2}, "tensor_parallel_degree: .*Write teacher_top_k: 64"),
+    (256, 320, 260, {}, "with up to 260 tokens, differ"),
+    (256, 320, None, {}, "unknown without the tokenizers of both"),
+]
+
+
+@pytest.mark.parametrize(("student", "teacher", "tokens", "values", "told"), ROWS)
+def test_what_cannot_be_with_other_rows_is_told(
+    make_config: Callable[..., Config], student: int, teacher: int, tokens: int | None, values: Any, told: str
+) -> None:
+    config = make_config(stage="DISTILL", teacher_model_name_or_path="somewhere", **values)
+    with pytest.raises((ConfigurationError, ModelFileError), match=f"(?s){told}"):
+        check_rows(config, Path("somewhere"), student, teacher, tokens)
+    check_rows(config, Path("somewhere"), student, student, tokens)
+
+
+def test_no_more_tokens_than_there_are_can_be_kept(distill: Train, tiny_teacher: Path) -> None:
+    rows = json.loads((tiny_teacher / "config.json").read_text())["vocab_size"]
+    with pytest.raises(ConfigurationError, match=f"teacher_top_k: {rows + 1:,} of {rows:,} tokens"):
+        distill(teacher_top_k=rows + 1)
 
 
 @pytest.mark.proves("teacher_top_k", "teacher_top_k_dir")

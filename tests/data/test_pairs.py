@@ -15,9 +15,9 @@ from erniekit.data.collate import collate
 from erniekit.data.conversation import ASSISTANT, USER, Conversation, Preference, Turn
 from erniekit.data.loader import prefetch
 from erniekit.data.open_dataset import open_dataset
-from erniekit.data.pairs import EncodedAnswer, encode_pair, join_pair
+from erniekit.data.pairs import EncodedAnswer, encode_pair, first_answers, join_pair
 from erniekit.data.sampler import StepPlan
-from erniekit.data.templates.ernie import IGNORE_INDEX, chat_template, encode_prompt, encode_sample
+from erniekit.data.templates.ernie import IGNORE_INDEX, Sample, chat_template, encode_prompt, encode_sample
 from erniekit.data.tokenizers.tokenizer import load_tokenizer
 from erniekit.errors import DataError
 from erniekit.runners.preview import READ, REJECTED, RESET, TRAINED, render_batch
@@ -54,6 +54,24 @@ def test_a_batch_of_padding_has_no_pairs():
     batch = collate([[]], [[]], PAD, pairs=True)
     assert batch.pairs.count == 0 and (batch.pairs.answers == -1).all()
     assert collate([[]], [[]], PAD).pairs is None
+
+
+@pytest.mark.parametrize("multiple_of", [1, 4])
+def test_first_answers_alone_are_documents(multiple_of):
+    later = join_pair([1], EncodedAnswer([2, 3, 4], [IGNORE_INDEX, 3, 4]), answer([5]))  # begins without a target
+    rows = [[pair(), pair((9,), (1,), (2,), 3.0)], [later], []]
+    indices = [[7, 8], [9], []]
+    whole = collate(rows, indices, PAD, pairs=True).padded(4, 20)
+    alone = [[Sample(each.input_ids[: each.pair.rejected], each.labels[: each.pair.rejected]) for each in row]
+             for row in rows]  # fmt: skip
+    expected = collate(alone, indices, PAD).padded(4, 5 + -5 % multiple_of)
+    found = first_answers(whole, multiple_of)
+    for name, array in expected.arrays.items():
+        np.testing.assert_array_equal(found.arrays[name], array, err_msg=name)
+    assert found.pairs.answers[:2, :5].tolist() == [[-1, -1, 0, 0, 2], [-1, 4, 4, -1, -1]]
+    np.testing.assert_array_equal(found.pairs.score_differences, whole.pairs.score_differences)
+    assert found.samples == whole.samples
+    assert (found.token_count, found.target_count) == (expected.token_count, expected.target_count) == (8, 5)
 
 
 def test_turns_of_the_user_in_an_answer_are_no_targets():

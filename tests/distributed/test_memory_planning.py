@@ -6,7 +6,7 @@ import pytest
 
 from erniekit.build.layout import workload
 from erniekit.config import Config
-from erniekit.distributed.planning import memory
+from erniekit.distributed.planning import head_memory, memory
 from erniekit.distributed.planning.memory import (
     BFLOAT16_O2,
     Formats,
@@ -47,7 +47,7 @@ WORK = Workload(batch_size=2, max_seq_len=1024)
 
 
 def test_the_constants_are_those_of_the_model():
-    assert memory.CHUNK_LOGITS == head.CHUNK_LOGITS
+    assert head_memory.CHUNK_LOGITS == head.CHUNK_LOGITS
     assert memory.KEPT_SCORES == block_attention.MAX_SAVED_SCORES
     assert memory.TILE == attention_plan.TILE
 
@@ -74,6 +74,38 @@ def test_parts_add_up_and_follow_what_they_should():
     assert memory(dense_mask=True)["attention_mask"] == attention.dense_mask_bytes(2, 1024)
     assert memory(dense_mask=True)["activations"] > base["activations"]
     assert memory(reference_copy=True)["reference"] == base["parameters"]
+
+
+def test_models_beside_the_trained_one_count_as_far_as_a_rank_has_them():
+    config, other = tiny_config(**SHAPE), tiny_config(**{**SHAPE, "hidden_size": 640, "num_hidden_layers": 6})
+    base, count = training_memory(config, WORK), other.parameter_count()
+    compared = training_memory(config, replace(WORK, reference=other))
+    assert compared["reference"] == 4 * count and compared["total"] == base["total"] + 4 * count
+    taught = training_memory(config, replace(WORK, teacher=other))
+    assert taught["teacher"] == 4 * (count + 2 * 1024 * 640)  # the weights, and the last states of every token
+    scored = training_memory(config, replace(WORK, reward_models=(other, config)))
+    assert scored["reward_models"] == 4 * (count + config.parameter_count())
+    both = replace(WORK, teacher=other, reward_models=(other,), sharding=3)
+    cut, sharded = (training_memory(config, both, layout) for layout in (Topology(tensor=2), Topology(sharding=2)))
+    assert 0.5 * taught["teacher"] < cut["teacher"] < 0.6 * taught["teacher"] and cut["reward_models"] == 4 * count
+    assert sharded["teacher"] == taught["teacher"] and sharded["parameters"] == base["parameters"] // 2
+
+
+def test_a_wide_teacher_s_layer_takes_more_than_a_small_student():
+    small, wide = tiny_config(vocab_size=64), tiny_config(**{**SHAPE, "vocab_size": 64, "intermediate_size": 32768})
+    alone, taught = (training_memory(small, replace(WORK, teacher=teacher)) for teacher in (None, wide))
+    assert taught["workspace"] > 4 * 2 * 1024 * 32768 - alone["activations"] > alone["workspace"]
+
+
+def test_the_logits_of_a_divergence_are_of_chunks_and_a_score_has_none():
+    config = tiny_config(**SHAPE)
+    plain, distilled = (
+        training_memory(config, replace(WORK, fused_head=True, distills=each)) for each in (False, True)
+    )
+    assert distilled["logits"] == plain["logits"]
+    assert distilled["workspace"] == head_memory.CHUNKS_OF_A_DIVERGENCE * 4 * head_memory.CHUNK_LOGITS
+    scored = training_memory(replace(config, scored=True), WORK)
+    assert scored["logits"] == 4 * 2 * 1024 and scored["workspace"] < training_memory(config, WORK)["workspace"]
 
 
 def test_a_checkpoint_in_shared_memory_counts_but_is_not_the_process_s():
@@ -200,16 +232,27 @@ MEASURED = {
 }
 
 
+CASES = [
+    *[(name, "auto", False) for name in MEASURED],
+    *[(name, "paddle", False) for name in ("long", "adapters")],
+    *[(name, "auto", True) for name in ("full", "recompute")],
+]
+IN_THE_PLAIN_RUN = (
+    ("full", "auto", True),
+    ("packed", "auto", False),
+    ("adapters", "paddle", False),
+    ("adapters, recompute", "auto", False),
+    ("experts", "auto", False),
+)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("case", "kernels", "rounded"),
-    [(case, "auto", False) for case in MEASURED.values()]
-    + [(MEASURED[name], "paddle", False) for name in ("long", "adapters")]
-    + [(MEASURED[name], "auto", True) for name in ("full", "recompute")],
-    ids=[*MEASURED, "long, paddle", "adapters, paddle", "full, bfloat16", "recompute, bfloat16"],
+    ("name", "kernels", "rounded"),
+    [pytest.param(*each, marks=[pytest.mark.exhaustive] * (each not in IN_THE_PLAIN_RUN)) for each in CASES],
 )
-def test_the_estimate_is_near_what_paddle_counts(case, kernels, rounded):
-    changes, batch, length, documents, fused, dense, lora, dropout, again = case
+def test_the_estimate_is_near_what_paddle_counts(name, kernels, rounded):
+    changes, batch, length, documents, fused, dense, lora, dropout, again = MEASURED[name]
     shape = SHAPE | changes
     run = {"batch": batch, "length": length, "documents": documents, "fused": fused, "dense": dense}
     run |= {"lora": lora, "dropout": dropout, "again": again, "kernels": kernels, "rounded": rounded}

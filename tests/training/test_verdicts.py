@@ -110,6 +110,26 @@ def test_a_divergence_above_zero_is_that_of_the_step_and_a_constant():
     assert whole == pytest.approx(expected.sum(), rel=1e-5)
 
 
+def test_the_pass_with_gradients_reads_no_answers_to_other_prompts():
+    """The same loss and gradients as of whole batches, from batches that are shorter; the reference is asked once."""
+    decoder, parts, asked = tiny_model(), batches("mixed"), []
+
+    def reference(some):
+        asked.append(len(some))
+        return reference_logps_function(answer_log_probabilities())(tiny_model(seed=5), some)
+
+    goal = verdicts(KtoParameters(), BETA, reference, multiple_of=4)
+    loss = goal.loss_for(decoder, parts)
+    shorter = [goal.part_for_loss(part) for part in parts]
+    found = gradient(loss, decoder, shorter)
+    assert asked == [1] * len(parts)
+    for name, value in gradient(loss, decoder, parts).items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
+    for short, whole in zip(shorter, parts, strict=True):
+        assert short.shape[1] % 4 == 0 and short.token_count < whole.token_count
+        assert short.samples == whole.samples and goal.units(short) == goal.units(whole)
+
+
 def step_of(layout):
     decoder = tiny_model()
     decoder.train()

@@ -15,8 +15,9 @@ class DistillationParameters:
     teacher_model_name_or_path: str = parameter(
         "",
         "The teacher: a folder, or a name on the hub as for `model_name_or_path`. It must have the student's "
-        "vocabulary: the same token behind every id, and as many rows of logits. It is not trained, and takes the "
-        "memory of its weights in every process beside the student; ranks of `tensor_parallel_degree` divide it.",
+        "vocabulary: the same token behind every id; rows of logits behind the last token may differ. It is not "
+        "trained, and takes the memory of its weights in every process beside the student; ranks of "
+        "`tensor_parallel_degree` divide it.",
         kind=PATH_OR_URL,
         example="output/teacher",
     )

@@ -6,10 +6,12 @@ with measured runs. Letters: T tokens of a micro-batch, H hidden size, V vocabul
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from erniekit.distributed.planning.code_memory import code_head_values, code_states
+from erniekit.distributed.planning.code_memory import code_states
 from erniekit.distributed.planning.encoder_memory import encoder_values, windows_of
+from erniekit.distributed.planning.frozen_memory import frozen_models
+from erniekit.distributed.planning.head_memory import head_values
 from erniekit.distributed.stages import (
     chunks_in_flight,
     layer_chunks,
@@ -23,10 +25,8 @@ from erniekit.model.architectures.parts import ALIGNER, AUDIO, LLM, decoder_line
 from erniekit.model.architectures.plain_decoder import EMBEDDING, POST_NORMS, Shapes
 from erniekit.model.lora.config import LoraSettings, adapter_shapes
 from erniekit.model.quantization.settings import WeightOnly
-from erniekit.model.vocabulary import new_row_shapes
 
-CHUNK_LOGITS = 4 << 20  # head.CHUNK_LOGITS; a test compares the two
-KEPT_SCORES = 4 << 20  # block_attention.MAX_SAVED_SCORES; likewise
+KEPT_SCORES = 4 << 20  # block_attention.MAX_SAVED_SCORES; a test compares the two
 TILE = 256  # attention_plan.TILE; likewise
 # Host memory of a process that is not tensors, measured (docs/benchmarks.md, "Peak memory"): Python, Paddle, its
 # kernels' buffers. It was measured with every block of a megabyte mapped separately, so that there were no gaps.
@@ -83,7 +83,11 @@ class Workload:
         recompute_granularity: the recomputed part of these layers: "full", "full_attn" or "core_attn".
         fused_head: the full logits never exist.
         dense_mask: FlashMask is off: a B x S x S mask and full score matrices exist.
-        reference_copy: there is a second, frozen model.
+        reference_copy: there is a second, frozen model of the same shape.
+        reference: a frozen model with a shape of its own, with which the trained one is compared.
+        distills: the loss compares logits with a teacher's, chunk by chunk.
+        teacher: the teacher, where it is in memory.
+        reward_models: those that score answers.
         adapters: trained on top of frozen weights; None: all weights are trained.
         frozen: the parts of the model that are not trained (`architectures/parts.py`).
         sharding: ZeRO stage: 0 none, 1 optimizer states, 2 also gradients, 3 also parameters.
@@ -101,6 +105,10 @@ class Workload:
     fused_head: bool = False
     dense_mask: bool = False
     reference_copy: bool = False
+    reference: ModelConfig | None = None
+    distills: bool = False
+    teacher: ModelConfig | None = None
+    reward_models: tuple[ModelConfig, ...] = ()
     adapters: LoraSettings | None = None
     frozen: frozenset[str] = frozenset()
     sharding: int = 0
@@ -134,15 +142,16 @@ def training_memory(
     packed, dequantized = _packed_weights(model, work, topology, chunks, pp_stage)
     shards = [topology.sharding if work.sharding >= level else 1 for level in (1, 2, 3)]
     saved, working = _LayerActivations(model, work, topology).stage_values(chunks, pp_stage)
-    head_saved, head_working = _head_values(model, work, topology, pp_stage)
+    head_saved, head_working = head_values(model, work, topology, pp_stage)
     heard_saved, heard_working = _encoder_values(model, work, topology, pp_stage)
     saved, working = saved + heard_saved, max(working, heard_working)
     working = max(working + dequantized, head_working, _embedding_gradient(model, work, topology, pp_stage))
+    working = max(working, _teacher_layer(work, topology) - saved)  # it answers before the trained model's layers do
     workspace = working * formats.activations
     rows = work.batch_size * work.max_seq_len**2
     memory = {
         "parameters": weights * formats.weights // shards[2] + weights * formats.rounded_weights + packed,
-        "reference": weights * (formats.weights + formats.rounded_weights) + packed if work.reference_copy else 0,
+        **frozen_models(work, topology, pp_stage),
         "gradients": trained * formats.gradients // shards[1],
         "optimizer": trained * (formats.master + formats.moments) // shards[0],
         "activations": saved * formats.activations,
@@ -150,6 +159,8 @@ def training_memory(
         "workspace": workspace,
         "attention_mask": rows * formats.activations if work.dense_mask else 0,
     }
+    if work.reference_copy:
+        memory["reference"] = weights * (formats.weights + formats.rounded_weights) + packed
     memory["process"] = _process(memory, work) if formats.on_cpu else 0
     memory["checkpoint"] = int(trained * work.checkpoint_value) // shards[0]
     return {**memory, "total": sum(memory.values())}
@@ -190,6 +201,15 @@ def _param_counts(
     own = shapes_on_pp_stage(trained_shapes(model, work), model, topology, chunks, pp_stage)
     trained = numel_on_rank(own, model.architecture, topology)
     return weights + trained if work.adapters else weights, trained
+
+
+def _teacher_layer(work: Workload, topology: Topology) -> int:
+    """Return the temporary values of a teacher's layer, at most those that it would save for a gradient."""
+    teacher = work.teacher
+    if teacher is None:
+        return 0
+    layers = _LayerActivations(teacher, replace(work, adapters=None), topology)
+    return max(layers.saved(teacher.is_moe_layer(number)) for number in range(teacher.num_hidden_layers))
 
 
 def _packed_shapes(model: ModelConfig, work: Workload) -> Shapes:
@@ -339,24 +359,6 @@ class _LayerActivations:
 
     def _per_tp_rank(self, size: int) -> int:
         return size // self.topology.tensor
-
-
-def _head_values(model: ModelConfig, work: Workload, topology: Topology, pp_stage: int) -> tuple[int, int]:
-    """Return the values that the loss saves until backward has ended, and its temporary values."""
-    if pp_stage < topology.pipeline - 1:
-        return 0, 0
-    if model.architecture.codes is not None:
-        return code_head_values(model, work, topology, CHUNK_LOGITS)
-    vocabulary = model.vocab_size // topology.tensor
-    head = vocabulary * model.hidden_size
-    losses = 1 + model.num_nextn_predict_layers  # each keeps its values until backward begins
-    if not work.fused_head:
-        return losses * work.tokens * vocabulary, work.tokens * vocabulary  # probabilities; logits or their gradient
-    # The gradients of hidden states, and of a trained head or its rows of new tokens, are computed with the loss.
-    rows, width = next(iter(new_row_shapes(model).values()), (0, 0))
-    trained = rows * width if work.adapters is not None else head if LLM not in work.frozen else 0
-    saved = losses * (work.tokens * model.hidden_size + trained)
-    return saved, min(max(CHUNK_LOGITS, head // 4), work.tokens * vocabulary)
 
 
 def _encoder_values(model: ModelConfig, work: Workload, topology: Topology, pp_stage: int) -> tuple[int, int]:

@@ -32,6 +32,7 @@ class Objective:
         loss_of_step: for a loss that depends on more than its micro-batch; returns the loss to use with all batches of
             a step, or of an evaluation (which are read one at a time). Called without gradients, with the model, this
             rank's batches and the ranks.
+        part_for_loss: returns the part of a batch that the loss reads, where `loss_of_step` reads more than it.
         after_update: called with the number of finished steps, before anything is saved.
         extra_state: returns what a checkpoint must hold so that the loss of a resumed run is the same.
     """
@@ -40,6 +41,7 @@ class Objective:
     unit: str
     perplexity: bool = False
     loss_of_step: Callable[[Any, Iterable[Any], Ranks], Loss] | None = None
+    part_for_loss: Callable[[Any], Any] = lambda batch: batch
     after_update: Callable[[int], None] = lambda step: None
     extra_state: Callable[[], Mapping[str, Tensor]] = dict
 

@@ -48,7 +48,7 @@ class LogRatioSums(NamedTuple):
 def answer_log_probabilities(
     *, fused_head: bool = False, sparse_head: bool = False, dense_mask: bool = False
 ) -> DecoderForward[AnswerLogProbabilities]:
-    """Build the forward pass that sums the log-probabilities of each answer's labels.
+    """Build the forward pass that sums the log-probabilities of each answer's labels; 0 of an answer without labels.
 
     Multi-token prediction layers play no part in it.
     """
@@ -67,6 +67,8 @@ def answer_log_probabilities(
         # float64: a sum over thousands of tokens in float32 loses the digits that the loss is made of
         sums = paddle.geometric.segment_sum(tokens.values.astype("float64"), paddle.to_tensor(answers))
         sums = sums.astype(tokens.values.dtype)
+        if lacking := 2 * pairs.count - sums.shape[0]:
+            sums = paddle.concat([sums, paddle.zeros([lacking], sums.dtype)])
         lengths = paddle.to_tensor(np.bincount(answers, minlength=2 * pairs.count)).astype(sums.dtype)
         return AnswerLogProbabilities(sums[0::2], sums[1::2], lengths[0::2], lengths[1::2])
 

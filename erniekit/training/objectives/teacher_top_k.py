@@ -129,9 +129,13 @@ def target_count(dataset: Dataset, index: int) -> int:
 
 
 def measure_top_k(
-    teacher: Decoder, batches: Iterable[Batch], k: int, *, dense_mask: bool = False
+    teacher: Decoder, batches: Iterable[Batch], k: int, *, columns: int | None = None, dense_mask: bool = False
 ) -> Iterator[tuple[Batch, TopK]]:
-    """Yield each batch with the teacher's likeliest tokens at the positions that have a label, as arrays."""
+    """Yield each batch with the teacher's likeliest tokens at the positions that have a label, as arrays.
+
+    Args:
+        columns: how many of the teacher's rows of logits may have tokens; None: all.
+    """
 
     def head(decoder: Decoder, hidden_BSH: Tensor, context: BatchContext, batch: Batch, _: None) -> TopK:
         states_TH = target_states(decoder, hidden_BSH, paddle.to_tensor(batch.labels))
@@ -140,7 +144,7 @@ def measure_top_k(
         chunk = chunk_rows(*own.projection.shape)
         for start in range(0, states_TH.shape[0], chunk):
             logits_TV = logits_of(states_TH[start : start + chunk], own.projection, own.new_rows_here)
-            whole_TV = log_softmax(own.tp.gather_from_tp(logits_TV), NO_TENSOR_PARALLEL)
+            whole_TV = log_softmax(own.tp.gather_from_tp(logits_TV)[:, :columns], NO_TENSOR_PARALLEL)
             values, places = paddle.topk(whole_TV, k)
             tokens.append(places.numpy().astype(np.int32))
             logprobs.append(values.astype("float32").numpy())

@@ -21,11 +21,12 @@ from paddle import Tensor
 
 from erniekit.config.sections.kto import KtoParameters
 from erniekit.data.batch import Batch, PairSpans
+from erniekit.data.pairs import first_answers
 from erniekit.model.decoder import Decoder
 from erniekit.model.decoder_layer import BatchContext
 from erniekit.training.collectives import Ranks
 from erniekit.training.metrics import UNITS
-from erniekit.training.objectives.forward import DecoderForward, DecoderLoss, MicroBatchLoss
+from erniekit.training.objectives.forward import DecoderForward, DecoderLoss, MicroBatchLoss, ReferenceInputs
 from erniekit.training.objectives.objective import Objective
 from erniekit.training.objectives.preference import AnswerLogProbabilities, answer_log_probabilities
 from erniekit.training.objectives.reference import Reference, ReferenceLogps, eval_mode
@@ -82,11 +83,13 @@ def verdicts(
     fused_head: bool = False,
     sparse_head: bool = False,
     dense_mask: bool = False,
+    multiple_of: int = 1,
 ) -> Objective:
     """Build the objective of KTO (`kto_losses`), averaged over the records of the step.
 
     z is that of all records of the step, over micro-batches and ranks, from a forward pass without gradients and
-    dropout; in an evaluation it is that of all records which are evaluated.
+    dropout; in an evaluation it is that of all records which are evaluated. The pass with gradients reads only x and y,
+    and the reference is asked once for both.
 
     Its metrics: `reward_desirable` and `reward_undesirable`, the means of beta r over these answers, `kl` (z before it
     is cut at 0), `logps` (of a whole answer), and in an evaluation `reward_auc`: the probability that a desirable
@@ -95,6 +98,7 @@ def verdicts(
 
     Args:
         reference: where it is None, its log-probabilities count as 0.
+        multiple_of: the length of rows is a multiple of it.
     """
     answers_of = answer_log_probabilities(fused_head=fused_head, sparse_head=sparse_head, dense_mask=dense_mask)
     weights = (settings.desirable_weight, settings.undesirable_weight)
@@ -113,7 +117,9 @@ def verdicts(
             own, other = own - reference_input[0], other - reference_input[1]
         return LogRatios(own, other), answers
 
-    def loss_with(mean_other: float, undesirable_rewards: np.ndarray | None) -> DecoderLoss:
+    def loss_with(
+        mean_other: float, undesirable_rewards: np.ndarray | None, said: ReferenceInputs = reference_inputs
+    ) -> DecoderLoss:
         def loss_head(
             decoder: Decoder, hidden_BSH: Tensor, shared: BatchContext, batch: Batch, reference_input: Any
         ) -> MicroBatchLoss:
@@ -136,13 +142,23 @@ def verdicts(
                 sums |= {"reward_auc": paddle.to_tensor(shares.sum()), f"reward_auc{UNITS}": counts[0]}
             return MicroBatchLoss(loss_sum, sums)
 
-        return DecoderLoss(loss_head, units, dense_mask, reference_inputs)
+        return DecoderLoss(loss_head, units, dense_mask, said)
 
     def loss_of_step(decoder: Decoder, batches: Iterable[Batch], ranks: Ranks) -> DecoderLoss:
         evaluates = not decoder.training
         totals = np.zeros(2)  # r of the answers to other prompts, and the records
         rewards: list[float] = []  # of the undesirable answers of an evaluation
-        forward = DecoderForward(lambda *given: log_ratios(*given)[0], dense_mask, reference_inputs)
+        known: dict[Any, ReferenceLogps | None] = {}  # by the records of a micro-batch
+
+        def ask(some: Sequence[Batch]) -> Sequence[ReferenceLogps | None]:
+            found = reference_inputs(some)
+            known.update(zip((batch.samples for batch in some), found, strict=True))
+            return found
+
+        def recall(some: Sequence[Batch]) -> Sequence[ReferenceLogps | None]:
+            return [known[batch.samples] for batch in some]
+
+        forward = DecoderForward(lambda *given: log_ratios(*given)[0], dense_mask, ask)
         batches = iter(batches)
         with eval_mode(decoder):
             while some := list(islice(batches, ranks.num_forward_batches)):
@@ -154,12 +170,17 @@ def verdicts(
                         rewards += (np.float32(beta) * undesirable.astype(np.float32)).tolist()
         other_sum, records = ranks.sum(totals).tolist()
         if not evaluates:
-            return loss_with(other_sum / max(1, records), None)
+            return loss_with(other_sum / max(1, records), None, recall)
         # Ranks that share the model all have the same rewards, so that each counts equally often.
         everywhere = np.sort(np.array([value for own in ranks.all_gather_object(rewards) for value in own], np.float32))
-        return loss_with(other_sum / max(1, records), everywhere)
+        return loss_with(other_sum / max(1, records), everywhere, recall)
 
-    return Objective(loss_with(0.0, None), unit="answers with a verdict", loss_of_step=loss_of_step)
+    return Objective(
+        loss_with(0.0, None),
+        unit="answers with a verdict",
+        loss_of_step=loss_of_step,
+        part_for_loss=lambda batch: first_answers(batch, multiple_of),
+    )
 
 
 def _answers(batch: Batch) -> PairSpans:

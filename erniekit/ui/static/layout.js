@@ -42,7 +42,8 @@ function drawn(answer) {
     ...Object.entries(answer.traffic ?? {}).map(([axis, size]) => [`sent in a step, ${axis}`, bytes(size)]),
   ].filter(([, value]) => value !== false));
   const memory = unknown ? h("p", { class: "note warn" }, `The memory is not known: ${unknown}`) : memoryOf(answer, most);
-  return [top, memory, ranksOf(answer)];
+  const missing = (answer.not_counted ?? []).map((what) => h("p", { class: "note warn" }, `Not counted: ${what}`));
+  return [top, memory, ...missing, ranksOf(answer)];
 }
 
 function memoryOf({ stages, formats }, most) {
