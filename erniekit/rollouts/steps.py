@@ -243,12 +243,12 @@ class RolloutSteps:
             [answer.cut for answer in answers],
         )
         rewards = np.stack([group.rewards for group in groups])
-        if section.overlong_handling == "mask":
-            rollout = rollout.with_values(masked=rollout.cut)
         rollout = rollout.with_values(
             advantages=np.zeros(len(rollout.sampled_logps)), figures=self._figures(groups, rollout, rewards, dropped)
         )
-        rollout = self._with_logps(rollout)
+        rollout = self._with_logps(rollout)  # of all answers: others are compared with those that are masked, too
+        if section.overlong_handling == "mask":
+            rollout = rollout.with_values(masked=rollout.cut)
         return rollout.with_values(advantages=self._advantages(rollout, rewards))
 
     def _figures(self, groups: Sequence[Group], rollout: Rollout, rewards: np.ndarray, dropped: int) -> np.ndarray:
