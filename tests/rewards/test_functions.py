@@ -217,12 +217,20 @@ def test_memory_is_limited(form: str, written: Write) -> None:
         ("completion", "os.kill(os.getpid(), 9)", "was ended by SIGKILL: the system may have run out of memory"),
         ("completions", "raise KeyboardInterrupt", "raises KeyboardInterrupt"),
         ("completion", "recurse()", "raises RecursionError: maximum recursion depth"),
+        ("completion", "scribble(b'7')", "writes where its results go"),
+        ("completion", "scribble(b'no JSON')", "writes where its results go"),
     ],
 )
 def test_a_function_that_ends_is_told_and_started_again(form: str, ends: str, told: str, written: Write) -> None:
     rewards = written(f"""
         import os, sys
         def recurse(): return recurse()
+        def scribble(text):
+            for number in range(3, 9):
+                try:
+                    os.write(number, text + b"\\n")
+                except OSError:
+                    pass
         def score({form}):
             if "b" in {form}:
                 print("so long", flush=True)
