@@ -117,7 +117,9 @@ def table(scored: ScoredAnswers, shown: int) -> str:
         lines.append(line(place, [f"{value:.4g}" for value in row], _shortened(answer.text)))
     if hidden := len(scored.answers) - len(places):
         lines.append(f"... and {hidden:,} more")
-    figures = {"mean": values.mean(0), "deviation": values.std(0), "least": values.min(0), "most": values.max(0)}
+    least, most = values.min(0), values.max(0)
+    deviation = np.where(least == most, 0.0, values.std(0))  # without what rounding leaves of equal numbers
+    figures = {"mean": values.mean(0), "deviation": deviation, "least": least, "most": most}
     lines += ["", line("", columns)]
     lines += [line(name, [f"{value:.4g}" for value in row]) for name, row in figures.items()]
     lines += ["", f"{len(scored.answers):,} answers scored in {scored.seconds:.2g} s"]
