@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import time
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -35,6 +36,7 @@ from erniekit.training.objectives.distillation import Teacher
 from erniekit.training.objectives.teacher_top_k import (
     VERSION,
     TopKTable,
+    arrays_folder,
     check_complete,
     finish,
     measure_top_k,
@@ -79,7 +81,7 @@ def table_teachers(
         if not all(complete):
             teacher = teacher or open_teacher(config, mesh)
             _write(config, folder, wanted, dataset, dp_rank, teacher, ranks, mesh)
-        size = sum(path.stat().st_size for path in folder.iterdir()) / 2**20
+        size = sum(path.stat().st_size for path in folder.rglob("*.npy")) / 2**20
         logger.info(
             f"teacher: its {config.distillation.teacher_top_k} likeliest tokens ({name}), {size:,.1f} MiB in {folder}"
         )
@@ -98,6 +100,7 @@ def _write(
     mesh: Mesh,
 ) -> None:
     started, parts, k = time.monotonic(), dp_rank.dp_world_size, config.distillation.teacher_top_k
+    run = ranks.all_gather_object(uuid.uuid4().hex[:12])[0]
     own = list(range(dp_rank.dp_rank, len(dataset), parts))
     packs = _packs(dataset, own, config.training.max_seq_len)
     most = max(ranks.all_gather_object(len(packs)))  # ranks that share experts compute equally many batches
@@ -105,12 +108,12 @@ def _write(
     batches = progress(_batches(dataset, rounds, dp_rank.multiple_of), "teacher", unit="batches")
     measured = measure_top_k(teacher, batches, k, columns=wanted["rows"], dense_mask=config.uses_dense_mask)
     if mesh.is_first("tensor"):
-        write_part(folder, dataset, islice(measured, len(packs)), dp_rank.dp_rank, parts, k)
+        write_part(arrays_folder(folder, run), dataset, islice(measured, len(packs)), dp_rank.dp_rank, parts, k)
     for _ in measured:  # what other ranks need, or those that write
         pass
     ranks.all_gather_object(True)  # all parts are there
     if ranks.is_main_process:
-        finish(folder, wanted, parts)
+        finish(folder, wanted, parts, run)
     ranks.all_gather_object(True)
     logger.info(f"teacher: {len(dataset):,} samples asked in {time.monotonic() - started:.1f} s")
 

@@ -13,17 +13,16 @@ import importlib.util
 import inspect
 import json
 import os
-import queue
 import re
 import resource
+import select
 import signal
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, BinaryIO
+from typing import Any
 
 from erniekit.rewards import rules
 
@@ -40,8 +39,9 @@ class RefusedError(Exception):
 
 def serve() -> None:
     """Answer calls until the parent closes its end."""
+    _watch_the_parent()
     replies = os.fdopen(os.dup(1), "wb")
-    lines = _read_in_a_thread(os.fdopen(os.dup(0), "rb"))
+    lines = os.fdopen(os.dup(0), "rb")
     os.dup2(2, 1)  # what the reward prints must not get among the replies
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
@@ -52,7 +52,7 @@ def serve() -> None:
         replies.write(json.dumps(values).encode() + b"\n")
         replies.flush()
 
-    program = json.loads(lines.get())
+    program = json.loads(lines.readline())
     memory = int(program["memory_bytes"])
     resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -65,8 +65,8 @@ def serve() -> None:
     except _ENDS as error:
         reply(failed=f"cannot be opened: it {told(error)}")
         return
-    while True:
-        call = json.loads(lines.get())
+    for line in lines:
+        call = json.loads(line)
         try:
             if "all" in call:
                 reply(result=as_numbers(function(**call["all"])))
@@ -79,18 +79,28 @@ def serve() -> None:
             reply(failed=told(error))
 
 
-def _read_in_a_thread(file: BinaryIO) -> queue.SimpleQueue[bytes]:
-    """Return a queue of the lines that come in. Their end, also if the parent is killed, ends this process and those
-    that the reward has started, whatever it does just then."""
-    lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+def _watch_the_parent() -> None:
+    """Start a process that ends this one, and those that the reward has started, where the parent has ended.
 
-    def read() -> None:
-        for line in file:
-            lines.put(line)
-        os.killpg(os.getpgid(0), signal.SIGKILL)
-
-    threading.Thread(target=read, daemon=True).start()
-    return lines
+    A thread could not do that: a pattern that backtracks, for example, lets no other thread of Python run. The process
+    is nobody's child, so that a reward that waits for its own children does not meet it, and shares nothing but the
+    group and the input, which has no other end once the parent is gone.
+    """
+    first = os.fork()
+    if first:
+        os.waitpid(first, 0)
+        return
+    if os.fork():
+        os._exit(0)
+    try:
+        for number in (1, 2):
+            os.close(number)  # whose ends tell the parent that the reward has ended
+        poll = select.poll()
+        poll.register(0, 0)  # no event but the end of the other side
+        poll.poll()
+        os.killpg(0, signal.SIGKILL)
+    finally:
+        os._exit(0)
 
 
 def open_function(program: Mapping[str, Any]) -> Callable[..., Any]:

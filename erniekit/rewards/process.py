@@ -157,7 +157,10 @@ class RewardProcess:
                     with suppress(subprocess.TimeoutExpired):
                         process.wait(timeout=1.0)  # it ends by itself, and says how
                     break
-                reply = json.loads(line)
+                reply = _read_reply(line)
+                if reply is None:
+                    what = "writes where its results go"
+                    raise FailedError(what, "print, or open files; write to no other file descriptor", len(replies))
                 if answer not in reply:
                     with lock:
                         state["answered"] = complete = not state["late"]
@@ -228,6 +231,15 @@ class _Printed:
                     logger.info(f"reward {self._name} prints: {line}")
                 elif self._shown == MOST_LINES + 1:
                     logger.info(f"reward {self._name} prints more, which is not shown")
+
+
+def _read_reply(line: bytes) -> dict[str, Any] | None:
+    """Return the object of JSON that a line is; None for anything else."""
+    try:
+        reply = json.loads(line)
+    except ValueError:
+        return None
+    return reply if isinstance(reply, dict) else None
 
 
 def _start(*, site: bool) -> subprocess.Popen[bytes]:

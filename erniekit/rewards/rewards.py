@@ -71,14 +71,21 @@ class Rewards:
             reward.close()
 
 
-def open_rewards(config: Config) -> Rewards:
+def open_rewards(config: Config, *, scores: bool = True) -> Rewards:
     """Return the rewards that a configuration declares, with the processes of those that have one.
+
+    Args:
+        scores: whether this process scores answers. Of several ranks the first one does; the others know the names and
+            weights, and hold neither processes nor models.
 
     Raises:
         RewardError: one cannot be opened, for example because its file is missing.
     """
     section = config.rewards
     rewards: dict[str, Reward] = {}
+    if not scores:
+        names = [read_reward(text).name for text in section.rewards]
+        return Rewards(dict.fromkeys(names, _Elsewhere()), section.reward_weights or [1.0] * len(names))
     with ExitStack() as opened:  # where one fails, or Ctrl-C comes, the processes of those before end
         for text in section.rewards:
             declared = read_reward(text)
@@ -98,6 +105,16 @@ def _opened(declared: DeclaredReward, section: RewardParameters) -> Reward:
 
         return ModelReward(declared.name, Path(declared.argument).expanduser())
     return _RuleReward(declared.name, _RULES[declared.kind](declared, section.reference_field))
+
+
+class _Elsewhere:
+    """A reward that another rank computes."""
+
+    def score(self, answers: Sequence[Answer]) -> Sequence[float]:
+        raise AssertionError("the first rank scores answers")
+
+    def close(self) -> None:
+        """Nothing is held."""
 
 
 class _RuleReward:

@@ -14,8 +14,15 @@ EPSILON = 1e-4  # added to a standard deviation, as trl does
 
 
 def weighted_rewards(scores: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Return the sum of several rewards times their weights: float64 [answers] from [answers, names] and [names]."""
-    return np.asarray(scores, np.float64) @ np.asarray(weights, np.float64)
+    """Return the sum of several rewards times their weights: float64 [...] from [..., names] and [names].
+
+    Equal scores give equal sums to the last bit, which a product of matrices does not: what `all_equal` compares.
+    """
+    scores = np.asarray(scores, np.float64)
+    total = np.zeros(scores.shape[:-1])
+    for column, weight in enumerate(np.asarray(weights, np.float64).tolist()):
+        total += scores[..., column] * weight
+    return total
 
 
 def group_advantages(rewards_PG: np.ndarray, *, scale: bool = True) -> np.ndarray:

@@ -63,6 +63,7 @@ class RolloutSteps:
         measure: computes log-probabilities of the tokens of batches.
         reference: the same under the reference; None: there is none.
         dp_rank, dp_world_size: which of the ranks with different data this is.
+        multiple_of: the length of rows is a multiple of it.
     """
 
     config: Config
@@ -77,6 +78,7 @@ class RolloutSteps:
     ranks: Ranks
     dp_rank: int = 0
     dp_world_size: int = 1
+    multiple_of: int = 1
 
     def __post_init__(self) -> None:
         self.number = 0  # of rollouts that were sampled
@@ -144,7 +146,13 @@ class RolloutSteps:
         seed, size = self.config.training.seed, self.config.training.per_device_train_batch_size
         chosen = answers_of_update(len(rollout), self.sizes.updates, update, self.number, seed)
         starts = range(0, len(chosen), size)[self.dp_rank :: self.dp_world_size]
-        return [rollout.batch(chosen[start : start + size].tolist(), self.texts.pad_id) for start in starts]
+        return [
+            self._padded(rollout.batch(chosen[start : start + size].tolist(), self.texts.pad_id)) for start in starts
+        ]
+
+    def _padded(self, batch: Batch) -> Batch:
+        rows, length = batch.shape
+        return batch.padded(rows, length + -length % self.multiple_of)
 
     def _sample(self, step: int) -> Rollout:
         """Sample the answers of the next rollout, score them, and find their advantages."""
@@ -235,12 +243,12 @@ class RolloutSteps:
             [answer.cut for answer in answers],
         )
         rewards = np.stack([group.rewards for group in groups])
-        if section.overlong_handling == "mask":
-            rollout = rollout.with_values(masked=rollout.cut)
         rollout = rollout.with_values(
             advantages=np.zeros(len(rollout.sampled_logps)), figures=self._figures(groups, rollout, rewards, dropped)
         )
-        rollout = self._with_logps(rollout)
+        rollout = self._with_logps(rollout)  # of all answers: others are compared with those that are masked, too
+        if section.overlong_handling == "mask":
+            rollout = rollout.with_values(masked=rollout.cut)
         return rollout.with_values(advantages=self._advantages(rollout, rewards))
 
     def _figures(self, groups: Sequence[Group], rollout: Rollout, rewards: np.ndarray, dropped: int) -> np.ndarray:

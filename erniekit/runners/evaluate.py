@@ -134,7 +134,7 @@ def _evaluate_prompts(
     mesh = join_ranks(config, topology)
     model = open_model(config, weights, adapters=adapters, mesh=mesh)
     ranks, dp_rank = evaluation_ranks(config, mesh, model), dp_rank_of(config, mesh)
-    rewards = open_rewards(config)
+    rewards = open_rewards(config, scores=ranks.is_main_process)
     try:
         texts = texts_of(config, tokenizer, template)
         result = reward_evaluation(config, held_out, rewards, texts, ranks, dp_rank)(model)

@@ -139,7 +139,7 @@ def policy_run(
     """
     section, dpo, heads = config.grpo, config.dpo, head_settings(config)
     saved = load_extra_state(checkpoint, ranks) if checkpoint else NO_TENSORS
-    rewards = open_rewards(config)
+    rewards = open_rewards(config, scores=ranks.is_main_process)
     measure = measure_logps(answer_token_logps(section.rollout_temperature, **heads), ranks)
     reference: Reference | None = None
     mode = reference_mode(dpo, lora=config.lora.lora)
@@ -149,7 +149,7 @@ def policy_run(
         )
     elif mode == "copy":
         reference = frozen_copy_reference(config, model, without_rollout(saved), ranks, mesh, measure=measure)
-    rank = {"dp_rank": data.dp_rank.dp_rank, "dp_world_size": data.dp_rank.dp_world_size}
+    rank = {name: getattr(data.dp_rank, name) for name in ("dp_rank", "dp_world_size", "multiple_of")}
     texts = texts_of(config, tokenizer, template)
     records = RolloutRecords(config.output_dir, writes=ranks.is_main_process)
     steps = RolloutSteps(

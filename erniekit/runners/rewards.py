@@ -23,6 +23,7 @@ from erniekit.errors import ConfigurationError, DataError
 from erniekit.inference.prompts import Prompt, prompt_of_record
 from erniekit.rewards.references import reference_of
 from erniekit.rewards.rewards import Answer, open_rewards
+from erniekit.rollouts.advantages import weighted_rewards
 from erniekit.terminal import escape_control_characters
 
 SCORED = 100  # records whose own reference answers are scored, unless another number is asked for
@@ -90,7 +91,12 @@ def score_answers(config: Config, answers: Path | None = None, count: int = SCOR
     finally:
         rewards.close()
     return ScoredAnswers(
-        tuple(found), rewards.names, scores, scores @ rewards.weights, time.monotonic() - begin, not answers
+        tuple(found),
+        rewards.names,
+        scores,
+        weighted_rewards(scores, rewards.weights),
+        time.monotonic() - begin,
+        not answers,
     )
 
 
@@ -111,7 +117,9 @@ def table(scored: ScoredAnswers, shown: int) -> str:
         lines.append(line(place, [f"{value:.4g}" for value in row], _shortened(answer.text)))
     if hidden := len(scored.answers) - len(places):
         lines.append(f"... and {hidden:,} more")
-    figures = {"mean": values.mean(0), "deviation": values.std(0), "least": values.min(0), "most": values.max(0)}
+    least, most = values.min(0), values.max(0)
+    deviation = np.where(least == most, 0.0, values.std(0))  # without what rounding leaves of equal numbers
+    figures = {"mean": values.mean(0), "deviation": deviation, "least": least, "most": most}
     lines += ["", line("", columns)]
     lines += [line(name, [f"{value:.4g}" for value in row]) for name, row in figures.items()]
     lines += ["", f"{len(scored.answers):,} answers scored in {scored.seconds:.2g} s"]

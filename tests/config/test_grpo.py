@@ -39,3 +39,9 @@ def test_sizes_of_evaluation_batches_are_told_to_have_no_effect(verb: str, name:
 
 def test_no_reward_has_the_name_of_another_figure() -> None:
     assert "is the deviation within groups" in problems(stage="GRPO", rewards=["std=exact_match"])
+
+
+@pytest.mark.parametrize("values", [GRPO, EVAL], ids=["train", "eval"])
+def test_answers_are_not_worth_nothing(values: dict[str, Any]) -> None:
+    verb = "eval" if values is EVAL else "train"
+    assert "`rewards`: is required and not set" in problems(verb, **{**values, "rewards": []})

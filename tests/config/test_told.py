@@ -44,6 +44,19 @@ BEST = {"load_best_model_at_end": True, "save_strategy": "steps"}
             TENSOR | {"tensor_parallel_config": "sync_moment", "use_lowprecision_moment": True},
             "sync_moment has no effect",
         ),
+        *(
+            (
+                {"stage": "RM", name: value},
+                f"`{name}` (given values) has no effect in stage RM, whose head gives a score",
+            )
+            for name, value in {
+                "use_fused_head_and_loss_fn": True,
+                "use_sparse_head_and_loss_fn": True,
+                "tensor_parallel_output": False,
+                "num_nextn_predict_layers": 1,
+                "multi_token_pred_lambda": 0.5,
+            }.items()
+        ),
         (SYNCED | {"offload_optim": True}, "sync_moment has no effect"),
         (SYNCED | {"optim": "adamw_custom"}, "sync_moment has no effect"),
     ],

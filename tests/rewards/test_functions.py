@@ -217,12 +217,20 @@ def test_memory_is_limited(form: str, written: Write) -> None:
         ("completion", "os.kill(os.getpid(), 9)", "was ended by SIGKILL: the system may have run out of memory"),
         ("completions", "raise KeyboardInterrupt", "raises KeyboardInterrupt"),
         ("completion", "recurse()", "raises RecursionError: maximum recursion depth"),
+        ("completion", "scribble(b'7')", "writes where its results go"),
+        ("completion", "scribble(b'no JSON')", "writes where its results go"),
     ],
 )
 def test_a_function_that_ends_is_told_and_started_again(form: str, ends: str, told: str, written: Write) -> None:
     rewards = written(f"""
         import os, sys
         def recurse(): return recurse()
+        def scribble(text):
+            for number in range(3, 9):
+                try:
+                    os.write(number, text + b"\\n")
+                except OSError:
+                    pass
         def score({form}):
             if "b" in {form}:
                 print("so long", flush=True)
@@ -329,14 +337,15 @@ def test_functions_get_the_reference_of_the_field_that_is_named(written: Write) 
 
 
 def test_processes_end_with_the_rewards_and_with_this_program(tmp_path: Path) -> None:
-    """What a reward has started ends, too, and also where the program is killed while the reward hangs."""
+    """What a reward has started ends, too, and also where the program is killed while the reward hangs in what lets no
+    other thread run."""
     (tmp_path / "slow.py").write_text(
-        "import os, pathlib, subprocess, sys, time\n"
+        "import os, pathlib, re, subprocess, sys\n"
         "def score(completion):\n"
         "    child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
         f"    pathlib.Path({str(tmp_path / 'pids.new')!r}).write_text(f'{{os.getpid()}} {{child.pid}}')\n"
         f"    os.rename({str(tmp_path / 'pids.new')!r}, {str(tmp_path / 'pids')!r})\n"
-        "    time.sleep(600)\n"
+        "    re.search('(a+)+$', 'a' * 60 + 'b')\n"
     )
     program = (
         "from tests.rewards.asking import answer, opened\n"

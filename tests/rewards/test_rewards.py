@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from erniekit.rewards.rewards import Answer, RewardError, Rewards
-from tests.rewards.asking import answer, opened
+from erniekit.rewards.rewards import Answer, RewardError, Rewards, open_rewards
+from tests.rewards.asking import answer, configured, opened
 
 
 def scores(rewards: Rewards, *answers: Answer) -> list[list[float]]:
@@ -38,6 +38,15 @@ def test_weights_are_those_that_are_written() -> None:
 
 
 @pytest.mark.proves("reference_field")
+def test_ranks_that_do_not_score_hold_neither_processes_nor_models() -> None:
+    declared = configured("exact_match", "python:no_such_module.score", "reward_model:no-such-folder")
+    rewards = open_rewards(declared, scores=False)
+    assert rewards.names == ("exact_match", "score", "reward_model") and rewards.weights.tolist() == [1, 1, 1]
+    with pytest.raises(AssertionError):
+        rewards.score([answer("5")])
+    rewards.close()
+
+
 def test_the_reference_stands_in_the_field_that_is_named() -> None:
     record = {"answer": "5", "truth": "6"}
     assert scores(opened("exact_match"), answer("6", **record)) == [[0]]

@@ -41,6 +41,14 @@ def test_rewards_are_weighted() -> None:
     np.testing.assert_allclose(weighted_rewards(np.array([[1.0, 2.0], [0.0, 4.0]]), np.array([1.0, 0.25])), [1.5, 1.0])
 
 
+def test_equal_scores_give_equal_rewards_to_the_last_bit() -> None:
+    """The product of a matrix and a vector rounds some rows otherwise."""
+    drawn = np.random.default_rng(0)
+    for _ in range(100):
+        found = weighted_rewards(np.tile(drawn.random(5), (9, 7, 1)), drawn.random(5))
+        assert all_equal(found).all() and np.unique(found).size == 1
+
+
 def test_penalties_count_from_their_token_on_and_the_rollout_is_normalised() -> None:
     first, second = rollout_advantages(np.array([1.0, 0.0]), [np.array([0.1, 0.2]), np.array([0.0, 0.0, 0.3])])
     raw = np.array([1 - 0.3, 1 - 0.2, -0.3, -0.3, -0.3])

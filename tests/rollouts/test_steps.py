@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from erniekit.rollouts.rollout import Rollout
 from tests.runners.test_policy import answer_prompts, prompts, rollouts  # noqa: F401 (fixtures)
+from tests.tiny_runs import save_random_model
 
 Run = Callable[..., Any]
 SEVERAL = {"steps_per_generation": 2, "num_iterations": 2, "max_steps": 4}
@@ -56,3 +58,20 @@ def test_the_divergence_is_taken_from_the_reward(answer_prompts: Run) -> None:  
         expected = rewards - (rewards.sum() - rewards) / 3
         gaps[beta] = np.abs(expected - [each["advantage"] for each in last]).max()
     assert gaps[1e-9] < 1e-4 < 1e-3 < gaps[5.0]
+
+
+def test_others_are_compared_with_what_masked_answers_are_worth(
+    answer_prompts: Run,  # noqa: F811
+    tiny_base: Path,
+    tmp_path: Path,
+) -> None:
+    """Their divergence from the reference is taken from their reward, though nothing is learned from them."""
+    other = save_random_model(tiny_base, tmp_path / "reference", seed=11)
+    values = {"loss_type": "rloo", "beta": 0.1, "ref_model_name_or_path": str(other), "max_steps": 1}
+    advantages = []
+    for handling in ("keep", "mask"):
+        run = answer_prompts(**values, overlong_handling=handling, overwrite_output_dir=True)
+        lines = rollouts(run.output)
+        advantages.append([line["advantage"] for line in lines])
+        assert any(line.get("masked") for line in lines) == (handling == "mask")
+    assert advantages[0] == advantages[1]

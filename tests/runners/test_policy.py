@@ -130,23 +130,40 @@ def test_accumulation_changes_nothing(answer_prompts: Callable[..., Any], tmp_pa
 @pytest.mark.distributed
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "layout", [{"gradient_accumulation_steps": 1}, {"tensor_parallel_degree": 2}], ids=["data", "tensor"]
-)
+    "layout",
+    [
+        {"gradient_accumulation_steps": 1},
+        {  # rows of an odd number of tokens
+            "tensor_parallel_degree": 2, "sequence_parallel": True, "per_device_train_batch_size": 1,
+            "gradient_accumulation_steps": 8,
+        },
+    ],
+    ids=["data", "tensor"],
+)  # fmt: skip
 def test_two_ranks_learn_as_one_process(
     answer_prompts: Callable[..., Any],
     train_on_ranks: Callable[..., Any],
     tiny_base: Path,
     prompts: Path,
+    tmp_path: Path,
     layout: dict[str, int],
 ) -> None:
+    opened, function = tmp_path / "opened", tmp_path / "counted.py"  # a byte whenever a process opens the function
+    function.write_text(
+        f"with open({str(opened)!r}, 'a') as file:\n    file.write('x')\n"
+        "def counted(completions):\n    return [0.0] * len(completions)\n"
+    )
+    rewards = ["length:1-12", f"python:{function}:counted"]
     values = {
         "stage": "GRPO", "model_name_or_path": str(tiny_base), "continue_training": True,
-        "train_dataset_path": str(prompts), "rewards": ["length:1-12"], "num_generations": 4,
+        "train_dataset_path": str(prompts), "rewards": rewards, "num_generations": 4,
         "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "max_completion_len": 8,
         "learning_rate": 1e-3, "max_steps": 3, "beta": 0.05, "loss_type": "grpo",
     }  # fmt: skip
-    alone = answer_prompts(beta=0.05, max_steps=3)
+    alone = answer_prompts(beta=0.05, max_steps=3, rewards=rewards)
+    assert opened.read_text() == "x"
     divided = train_on_ranks(nproc=2, **{**values, **layout})
+    assert opened.read_text() == "xx"  # of two ranks the first one scores
     assert compared(rollouts(divided.output)) == compared(rollouts(alone.output))
     assert_equal_models(divided.output, alone.output, atol=5e-5)
 

@@ -38,6 +38,8 @@ def test_reference_answers_are_scored(data: Path) -> None:
     assert [answer.text for answer in scored.answers] == ["5", "8", "2"]
     assert scored.scores.tolist() == [[1, 1]] * 3 and scored.rewards.tolist() == [3] * 3
     assert len(score_answers(configured(data, "exact_match"), count=2).answers) == 2
+    shown = table(score_answers(configured(data, "exact_match", "length:2", reward_weights=[1, 0.1])), 3)
+    assert ["deviation", "0", "0", "0"] in [line.split() for line in shown.splitlines()]
     assert next(scored.lines()) == {
         "place": f"{data}:1", "answer": "5", "rewards": {"exact_match": 1.0, "length": 1.0}, "reward": 3.0,
     }  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from erniekit.config.parameter import parameter, section
+from erniekit.config.parameter import ConfigBuilder, parameter, rule, section
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,25 @@ class RewardModelParameters:
     )
 
 
+_OF_LOGITS = (
+    "use_fused_head_and_loss_fn", "use_sparse_head_and_loss_fn", "tensor_parallel_output", "multi_token_pred_lambda",
+    "num_nextn_predict_layers",
+)  # fmt: skip
+
+
+@rule(*_OF_LOGITS, stages=("RM",))
+def a_score_has_no_logits(builder: ConfigBuilder) -> None:
+    """Parameters of the head that predicts tokens have no effect in stage RM, whose head gives one score."""
+    for name in _OF_LOGITS:
+        if builder.differs(name):
+            builder.no_effect(name, "in stage RM, whose head gives a score and predicts no tokens")
+
+
 SECTION = section(
     RewardModelParameters,
     key="reward_model",
     title="2.10 Reward models",
     verbs=("train", "eval"),
     stages=("RM",),
+    rules=(a_score_has_no_logits,),
 )

@@ -198,7 +198,8 @@ class RewardParameters:
 
 @rule("rewards", "reward_weights", stages=("GRPO",))
 def rewards_are_known(builder: ConfigBuilder) -> None:
-    """Every item of `rewards` is a reward, no two have the same name, and `reward_weights` has a weight for each."""
+    """`rewards` is given; every item is a reward, no two have the same name, and `reward_weights` has a weight for
+    each."""
     names: list[str] = []
     for text in builder["rewards"]:
         try:
@@ -215,7 +216,7 @@ def rewards_are_known(builder: ConfigBuilder) -> None:
             return
         names.append(declared.name)
     if not names:
-        if builder.verb == "train":
+        if builder.verb in REWARD_VERBS:
             builder.missing("rewards")
         return
     weights = builder["reward_weights"]

@@ -1,9 +1,10 @@
 """A teacher's likeliest tokens at every target position of a dataset, written once and read again.
 
-A folder holds `top_k.json` and, for each of n parts, three arrays: `tokens-R.npy`, int32 [N, k], the likeliest first;
-`logprobs-R.npy`, float32 [N, k], natural logarithms of probabilities over the whole vocabulary at the temperature 1;
-and `starts-R.npy`, int64 [samples + 1], the rows of each sample. Part r has the samples r, r + n, r + 2 n, ...
-`top_k.json` is written last, so a folder without it is not complete.
+A folder holds `top_k.json` and the folder that it names, which has three arrays for each of n parts: `tokens-R.npy`,
+int32 [N, k], the likeliest first; `logprobs-R.npy`, float32 [N, k], natural logarithms of probabilities over the whole
+vocabulary at the temperature 1; and `starts-R.npy`, int64 [samples + 1], the rows of each sample. Part r has the
+samples r, r + n, r + 2 n, ... `top_k.json` is written last, so a folder without it is not complete. Every run writes
+arrays of its own: of several that write the same table at the same time, one is read by later ones.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,7 +35,7 @@ from erniekit.model.tensor_parallel import NO_TENSOR_PARALLEL, TensorParallel
 from erniekit.training.objectives.distillation import Teacher
 from erniekit.training.objectives.forward import DecoderForward, run_forward
 
-VERSION = 1  # raise it when the same teacher and data give other files
+VERSION = 2  # raise it when the same teacher and data give other files
 INDEX = "top_k.json"
 
 
@@ -77,7 +79,11 @@ def check_complete(folder: Path, fingerprint: Mapping[str, Any], parameter: str)
 def write_part(
     folder: Path, dataset: Dataset, batches: Iterable[tuple[Batch, TopK]], part: int, parts: int, k: int
 ) -> None:
-    """Write a part of a table from the batches of its samples, in order; nothing larger than a batch is in memory."""
+    """Write a part of a table from the batches of its samples, in order; nothing larger than a batch is in memory.
+
+    Args:
+        folder: of the arrays of this run, see `arrays_folder`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     counts = [target_count(dataset, index) for index in range(part, len(dataset), parts)]
     starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).astype(np.int64)
@@ -96,10 +102,24 @@ def write_part(
         file.flush()
 
 
-def finish(folder: Path, fingerprint: Mapping[str, Any], parts: int) -> None:
-    """Make a folder complete, whose parts have all been written."""
-    temporary = folder / f".{INDEX}.{os.getpid()}"
-    temporary.write_text(json.dumps({**fingerprint, "parts": parts}, indent=1), encoding="utf-8")
+def arrays_folder(folder: Path, run: str) -> Path:
+    """Return where a run writes the arrays of a table.
+
+    Args:
+        run: a name that no other run has, the same on all of its ranks.
+    """
+    return folder / f"arrays-{run}"
+
+
+def finish(folder: Path, fingerprint: Mapping[str, Any], parts: int, run: str) -> None:
+    """Make a folder complete, of which this run has written all parts; if another run has done so, forget them."""
+    arrays = arrays_folder(folder, run)
+    if (folder / INDEX).exists():
+        shutil.rmtree(arrays)
+        return
+    temporary = folder / f".{INDEX}.{run}"
+    stored = {**fingerprint, "parts": parts, "arrays": arrays.name}
+    temporary.write_text(json.dumps(stored, indent=1), encoding="utf-8")
     os.replace(temporary, folder / INDEX)
 
 
@@ -141,10 +161,11 @@ class TopKTable:
     """A complete table, of which only what is asked for is read."""
 
     def __init__(self, folder: Path) -> None:
-        parts = json.loads((folder / INDEX).read_text(encoding="utf-8"))["parts"]
-        self._starts = [np.load(folder / f"starts-{part}.npy") for part in range(parts)]
+        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+        arrays, parts = folder / index["arrays"], index["parts"]
+        self._starts = [np.load(arrays / f"starts-{part}.npy") for part in range(parts)]
         self._tokens, self._logprobs = (
-            [np.load(folder / f"{name}-{part}.npy", mmap_mode="r") for part in range(parts)]
+            [np.load(arrays / f"{name}-{part}.npy", mmap_mode="r") for part in range(parts)]
             for name in ("tokens", "logprobs")
         )
 
