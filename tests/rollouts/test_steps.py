@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from erniekit.rollouts.rollout import Rollout
+from erniekit.errors import CheckpointError
+from erniekit.rollouts.rollout import Rollout, Sizes
+from erniekit.rollouts.steps import RolloutSteps
+from erniekit.training.checkpoint.tensors import TensorFiles
 from tests.runners.test_policy import answer_prompts, prompts, rollouts  # noqa: F401 (fixtures)
 
 Run = Callable[..., Any]
@@ -56,3 +60,34 @@ def test_the_divergence_is_taken_from_the_reward(answer_prompts: Run) -> None:  
         expected = rewards - (rewards.sum() - rewards) / 3
         gaps[beta] = np.abs(expected - [each["advantage"] for each in last]).max()
     assert gaps[1e-9] < 1e-4 < 1e-3 < gaps[5.0]
+
+
+def steps_of(names: Sequence[str], *, dynamic: bool = False, reference: Any = None) -> RolloutSteps:
+    config = SimpleNamespace(grpo=SimpleNamespace(dynamic_sampling=dynamic))
+    rewards, plan, records = SimpleNamespace(names=names), SimpleNamespace(taken=0), SimpleNamespace(keep=lambda _: 0)
+    sizes = Sizes(per_update=2, updates=2, passes=1, group=2)
+    given: list[Any] = [config, None, plan, sizes, rewards, None, None, reference, records, None]
+    return RolloutSteps(*given)
+
+
+@pytest.mark.parametrize(
+    ("own", "told"),
+    [
+        (steps_of(["length"], dynamic=True), "rewards or dynamic_sampling"),
+        (steps_of(["length", "numeric"]), "rewards or dynamic_sampling"),
+        (steps_of(["size"]), "rewards or dynamic_sampling"),
+        (steps_of(["length"], reference="another model"), "beta"),
+        (steps_of(["size"], reference="another model"), "rewards or dynamic_sampling, beta"),
+    ],
+)
+def test_a_rollout_is_gone_on_with_by_what_has_scored_it(own: RolloutSteps, told: str) -> None:
+    before = steps_of(["length"])
+    before._rollout = Rollout.of([0], [[1, 2]], [[3]], [[-0.5]], [False])
+    held = {name: value.numpy() for name, value in before.tensors().items()}
+    saved = TensorFiles(tuple(held), held.__getitem__)
+    again = steps_of(["length"])
+    again.restore(saved, 1)
+    assert again._rollout is not None and again._rollout.tokens.tolist() == [1, 2, 3]
+    own.restore(saved, 2)  # behind the rollout
+    with pytest.raises(CheckpointError, match=rf"(?s)serves the steps 1 to 2, .*with other values of {told}\n"):
+        own.restore(saved, 1)
