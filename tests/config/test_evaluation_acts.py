@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from erniekit.config.registry import PARAMETERS
+from erniekit.config.stages import STAGES, Stage
 from erniekit.errors import UserError
 from tests.config.samples import load, problems
 
@@ -132,6 +134,27 @@ def test_lower_error_rates_are_better(metric: str) -> None:
     assert section.metric_for_best_model == f"eval_{metric.removeprefix('eval_')}" and not section.greater_is_better
     assert "needs answers" in problems(**held_out)
     assert load(**held_out | {"metric_for_best_model": "bleu"}, eval_answers=5).evaluation.greater_is_better
+
+
+LESS_IS_BETTER = {
+    "eval_loss", "eval_perplexity", "eval_preference_loss", "eval_reward_undesirable", "eval_kl",
+    "eval_reward_rejected", "eval_divergence", "eval_sft_loss", "eval_completion_len", "eval_completions_cut",
+    "eval_wer", "eval_cer",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("stage", STAGES.values(), ids=list(STAGES))
+def test_every_metric_has_a_better_side(stage: Stage) -> None:
+    own = {
+        "teacher_model_name_or_path": "teacher", "codec": "codec", "rewards": ["numeric"],
+        "speech_judge": "pocketsphinx",
+    }  # fmt: skip
+    values = {name: value for name, value in own.items() if stage.name in PARAMETERS[name].stages}
+    for metric in (*stage.metrics, *stage.answer_metrics):
+        held_out = {"do_eval": True, "eval_dataset_path": "e.jsonl", "metric_for_best_model": metric}
+        answers = {"eval_answers": 5} if metric in stage.answer_metrics else {}
+        section = load(stage=stage.name, **held_out, **answers, **values).evaluation
+        assert section.greater_is_better == (metric not in LESS_IS_BETTER), metric
 
 
 def test_a_normaliser_without_answers_is_told() -> None:

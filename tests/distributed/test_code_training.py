@@ -54,8 +54,7 @@ def test_a_layout_gives_the_numbers_of_one_process(layout: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "layout",  # `sharding2` divides optimizer states as `sharding1` does, and gradients, too
-    [pytest.param(each, marks=pytest.mark.exhaustive) if each == "sharding1" else each for each in LAYOUTS],
+    "layout", [each if each == "tp2 + sp" else pytest.param(each, marks=pytest.mark.exhaustive) for each in LAYOUTS]
 )
 def test_every_other_way_of_training_on_every_layout(layout: str) -> None:
     check(layout, tuple(name for name in CASES if name not in SHORT.get(layout, ())))

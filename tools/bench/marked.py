@@ -16,13 +16,28 @@ BENCHMARKS = ROOT / "docs/benchmarks.md"
 
 def with_table(name: str, table: str, document: Path) -> str:
     """Return the text of a document with another table between its marks."""
-    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
-    text = document.read_text(encoding="utf-8")
-    before, found, rest = text.partition(begin)
-    _, closed, after = rest.partition(end)
+    before, _, after = _around(name, document)
+    begin, end = _marks(name)
+    return f"{before}{begin}\n{table}\n{end}{after}"
+
+
+def table_of(name: str, document: Path) -> str:
+    """Return the table between the marks of a document."""
+    return _around(name, document)[1].strip("\n")
+
+
+def _marks(name: str) -> tuple[str, str]:
+    return f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+
+
+def _around(name: str, document: Path) -> tuple[str, str, str]:
+    """Return what stands before, between and after the marks."""
+    begin, end = _marks(name)
+    before, found, rest = document.read_text(encoding="utf-8").partition(begin)
+    table, closed, after = rest.partition(end)
     if not (found and closed):
         raise SystemExit(f"{document} does not hold the marks {begin} and {end}")
-    return f"{before}{begin}\n{table}\n{end}{after}"
+    return before, table, after
 
 
 def commit() -> str:

@@ -4,7 +4,8 @@
 
 Trains examples/configs/quickstart/sft.yaml anew for each, without evaluation, and scores the held-out file. Rounding
 differs between processors and numbers of threads, so a schedule is good only if every run is. Parameters given by name
-are tried in place of the file's. `--write` puts the table into docs/benchmarks.md.
+are tried in place of the file's. `--write` puts each row into docs/benchmarks.md once it is measured; rows of other
+numbers of threads stay, if their seeds are the same.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import sys
 import tempfile
 import time
 
-from marked import BENCHMARKS, ROOT, measured_at, with_table
+from marked import BENCHMARKS, ROOT, measured_at, table_of, with_table
 
 CONFIG = "examples/configs/quickstart/sft.yaml"
 QUIET = ("do_eval=false", "report_to=none", "save_strategy=no", "logging_steps=1000")
@@ -52,21 +53,31 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="into docs/benchmarks.md")
     parser.add_argument("changes", nargs="*", metavar="NAME=VALUE", help="parameters other than the file's")
     arguments = parser.parse_args()
-    lines = [
-        "| threads | " + " | ".join(f"seed {seed}" for seed in arguments.seeds) + " | seconds of a run |",
-        "|---:|" + "---:|" * len(arguments.seeds) + "---|",
-    ]
-    print("\n".join(lines), flush=True)
+    heading = (
+        "| threads | " + " | ".join(f"seed {seed}" for seed in arguments.seeds) + " | seconds of a run |\n"
+        "|---:|" + "---:|" * len(arguments.seeds) + "---|"
+    )
+    print(heading, flush=True)
     for threads in arguments.threads:
         runs = [run(seed, threads, arguments.changes) for seed in arguments.seeds]
         seconds = [taken for _, taken in runs]
         cells = " | ".join(f"{matched:.1f}%" for matched, _ in runs)
-        lines.append(f"| {threads} | {cells} | {min(seconds):.0f} to {max(seconds):.0f} |")
-        print(lines[-1], flush=True)
-    if arguments.write:
-        command = "python tools/bench/steadiness.py --write"
-        table = "\n".join([*lines, "", measured_at(command, [f"{os.cpu_count()} cores"])])
-        BENCHMARKS.write_text(with_table("steadiness", table, BENCHMARKS), encoding="utf-8")
+        row = f"| {threads} | {cells} | {min(seconds):.0f} to {max(seconds):.0f} |"
+        print(row, flush=True)
+        if arguments.write:
+            write(heading, threads, row)
+
+
+def write(heading: str, threads: int, row: str) -> None:
+    """Put a row into the document's table, beside those of other numbers of threads with the same seeds."""
+    table = table_of("steadiness", BENCHMARKS)
+    rows = {}
+    if table.startswith(heading):
+        rows = {int(line.split("|")[1]): line for line in table[len(heading) :].splitlines() if line.startswith("|")}
+    rows[threads] = row
+    measured = measured_at("python tools/bench/steadiness.py --write", [f"{os.cpu_count()} cores"])
+    text = "\n".join([heading, *(rows[number] for number in sorted(rows)), "", measured])
+    BENCHMARKS.write_text(with_table("steadiness", text, BENCHMARKS), encoding="utf-8")
 
 
 if __name__ == "__main__":

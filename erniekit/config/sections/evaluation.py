@@ -207,7 +207,7 @@ class EvaluationParameters:
 
 _GREATER = (
     "accuracy", "margin", "reward_chosen", "reward_desirable", "logps_chosen", "match", "rouge", "bleu", "similarity",
-    "auc",
+    "auc", "agreement",
 )  # fmt: skip
 
 

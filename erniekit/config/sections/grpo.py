@@ -14,7 +14,7 @@ _CLIP_HIGH = {"dapo": 0.28, "gspo": 4e-4}
 _UNUSED = (
     "packing", "greedy_intokens", "buffer_size", "batch_tokens", "max_batch_samples", "min_sample_len",
     "max_sample_len", "curriculum", "dataloader_num_workers", "distributed_dataloader", "multi_token_pred_lambda",
-    "max_evaluate_steps", "media_dir",
+    "max_evaluate_steps", "per_device_eval_batch_size", "media_dir",
 )  # fmt: skip
 
 
@@ -198,6 +198,20 @@ def the_second_side_is_further(builder: ConfigBuilder) -> None:
         builder.problem("clip_ratio_max", f"lies inside of the clip, which ends at {least:g}", "write more, or 0")
 
 
+@rule(
+    "steps_per_generation", "num_iterations", "clip_ratio_low", "clip_ratio_high", "clip_ratio_max", stages=("GRPO",),
+    verbs=("train",),
+)  # fmt: skip
+def one_update_clips_nothing(builder: ConfigBuilder) -> None:
+    """`clip_ratio_*` have an effect where a rollout serves more than one optimizer step."""
+    if builder["steps_per_generation"] * builder["num_iterations"] > 1:
+        return
+    for name in ("clip_ratio_low", "clip_ratio_high", "clip_ratio_max"):
+        if builder.differs(name):
+            why = "because a rollout serves one optimizer step, in which the ratio is 1 (steps_per_generation, "
+            builder.no_effect(name, why + "num_iterations)")
+
+
 @rule("kl_estimator", "loss_type", "beta", stages=("GRPO",))
 def the_estimator_has_a_gradient(builder: ConfigBuilder) -> None:
     """`kl_estimator: k1` is for losses that take the divergence from the reward."""
@@ -238,7 +252,15 @@ def generation_has_the_weights(builder: ConfigBuilder) -> None:
         builder.problem("sharding", what, "write `stage1` or `stage2`")
 
 
-@rule("pipeline_parallel_degree", stages=("GRPO",), verbs=("train",))
+@rule("moe_group", stages=("GRPO",))
+def answers_differ_in_length(builder: ConfigBuilder) -> None:
+    """Stage GRPO refuses `moe_group: data`."""
+    if builder["moe_group"] == "data":
+        what = "ranks that share experts compute together, and their answers differ in length"
+        builder.problem("moe_group", what, "write `mp`, or `dummy`")
+
+
+@rule("pipeline_parallel_degree", stages=("GRPO",))
 def one_stage_of_a_pipeline(builder: ConfigBuilder) -> None:
     """Stage GRPO refuses pipelines."""
     if builder["pipeline_parallel_degree"] > 1:
@@ -254,7 +276,7 @@ def prompts_are_not_packed(builder: ConfigBuilder) -> None:
         builder.problem("train_dataset_type", what, "write the format of dialogues, such as `messages`")
 
 
-@rule(*_UNUSED, stages=("GRPO",), verbs=("train",))
+@rule(*_UNUSED, stages=("GRPO",), verbs=("train", "eval"))
 def each_answer_is_a_row(builder: ConfigBuilder) -> None:
     """In stage GRPO every answer is a row of its own; parameters of packing and of reading ahead have no effect."""
     for name in _UNUSED:
@@ -272,10 +294,12 @@ SECTION = section(
         groups_compare_answers,
         levels_fit_the_loss,
         the_second_side_is_further,
+        one_update_clips_nothing,
         the_estimator_has_a_gradient,
         answers_have_room,
         nothing_is_dropped,
         generation_has_the_weights,
+        answers_differ_in_length,
         one_stage_of_a_pipeline,
         prompts_are_not_packed,
         each_answer_is_a_row,

@@ -210,6 +210,9 @@ def rewards_are_known(builder: ConfigBuilder) -> None:
             what = f"two rewards are called {declared.name}"
             builder.problem("rewards", what, f"write a name in front of one, as in `other_{declared.name}={text}`")
             return
+        if declared.name == "std":  # of the figure `reward_std`
+            builder.problem("rewards", f"`{text}`: `reward_std` is the deviation within groups", "write another name")
+            return
         names.append(declared.name)
     if not names:
         if builder.verb == "train":
