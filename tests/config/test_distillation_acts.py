@@ -147,13 +147,14 @@ def test_rows_without_a_token_change_nothing(
     assert table.losses == pytest.approx(whole.losses, rel=1e-5)
 
 
+@pytest.mark.proves("teacher_top_k")
 def test_no_more_tokens_than_there_are_can_be_kept(distill: Train, tiny_teacher: Path) -> None:
     rows = json.loads((tiny_teacher / "config.json").read_text())["vocab_size"]
     with pytest.raises(ConfigurationError, match=f"teacher_top_k: {rows + 1:,} of {rows:,} tokens"):
         distill(teacher_top_k=rows + 1)
 
 
-@pytest.mark.proves("teacher_top_k", "teacher_top_k_dir")
+@pytest.mark.proves("teacher_top_k", "teacher_top_k_dir", "teacher_model_name_or_path")
 def test_the_likeliest_tokens_are_written_once_and_read(
     distill: Train, tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,7 +165,7 @@ def test_the_likeliest_tokens_are_written_once_and_read(
     parameters = {"teacher_top_k_dir": str(folder), "distill_temperature": 1.5, **held_out}
     first = distill(teacher_top_k=4, **parameters)
     assert {each.name for each in folder.iterdir()} == {"training", "evaluation"}
-    assert "samples asked" in first.said
+    assert "samples asked" in first.said and "its 4 likeliest tokens (training)" in first.said
 
     def fail(*_: object) -> None:
         raise AssertionError("the teacher is not asked again")
