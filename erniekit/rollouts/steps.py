@@ -94,6 +94,7 @@ class RolloutSteps:
         """Yield this rank's micro-batches of each step; asked between two updates, it samples when a rollout is used
         up."""
         began = time.perf_counter()
+        self.records.keep(self.number)  # now, when nothing more can refuse the run
         try:
             for step in range(first, stop):
                 if self._rollout is None or step >= self._started + self.sizes.steps:
@@ -127,8 +128,12 @@ class RolloutSteps:
         if _STATE not in saved.names:
             raise CheckpointError("the checkpoint holds no rollout: it was written by another stage\n  Start anew.")
         self.plan.taken, self.number, self._started, *sizes, figures = map(int, np.asarray(saved.read(_STATE)))
-        self.records.keep(self.number)
         if step >= self._started + sizes[0]:
+            if figures != self._figures_hash:
+                logger.warning(
+                    "the checkpoint was written with other rewards, or with another dynamic_sampling: from now on "
+                    f"answers are scored by {', '.join(self.rewards.names)}"
+                )
             return
         if sizes != [self.sizes.steps, self.sizes.answers]:
             raise CheckpointError(

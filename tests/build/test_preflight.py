@@ -62,6 +62,7 @@ LORA = BASE | {"lora": True}
 SIZES = {"codec_levels": 8, "codebook_size": 1024}
 TTS = {"stage": "TTS", "train_dataset_path": str(ROOT / "examples/data/codes-train.jsonl")}
 ANSWERS = {"stage": "GRPO", "max_completion_len": 8, "num_generations": 2, "per_device_train_batch_size": 2}
+SCORED: dict[str, Any] = {"architectures": ["Ernie4_5ForSequenceClassification"], "id2label": {"0": "LABEL_0"}}
 
 # (what is done to a copy of the model folder, parameters, a word of the message; "" where the run begins)
 CASES: dict[str, tuple[Change, dict[str, Any], str]] = {
@@ -139,6 +140,14 @@ CASES: dict[str, tuple[Change, dict[str, Any], str]] = {
     "a reference with another vocabulary": (
         lambda folder: None,
         {"stage": "DPO", "ref_model_name_or_path": "{other}"}, "their tokenizers differ",
+    ),
+    "a reference that gives scores": (
+        lambda folder: _json(folder.parent / "other", **SCORED),
+        {"stage": "DPO", "ref_model_name_or_path": "{other}"}, "is a reward model, which gives a text a score",
+    ),
+    "a teacher that gives scores": (
+        lambda folder: _json(folder.parent / "other", **SCORED),
+        {"stage": "DISTILL", "teacher_model_name_or_path": "{other}"}, "Write a teacher that predicts tokens",
     ),
     "a reward model that is none": (
         lambda folder: None, ANSWERS | {"rewards": "reward_model:{folder}"}, "it is no reward model",

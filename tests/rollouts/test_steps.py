@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from erniekit.errors import CheckpointError
+from erniekit.rollouts.records import RolloutRecords
 from erniekit.rollouts.rollout import Rollout, Sizes
 from erniekit.rollouts.steps import RolloutSteps
 from erniekit.training.checkpoint.tensors import TensorFiles
@@ -64,7 +66,7 @@ def test_the_divergence_is_taken_from_the_reward(answer_prompts: Run) -> None:  
 
 def steps_of(names: Sequence[str], *, dynamic: bool = False, reference: Any = None) -> RolloutSteps:
     config = SimpleNamespace(grpo=SimpleNamespace(dynamic_sampling=dynamic))
-    rewards, plan, records = SimpleNamespace(names=names), SimpleNamespace(taken=0), SimpleNamespace(keep=lambda _: 0)
+    rewards, plan, records = SimpleNamespace(names=names), SimpleNamespace(taken=0), SimpleNamespace()
     sizes = Sizes(per_update=2, updates=2, passes=1, group=2)
     given: list[Any] = [config, None, plan, sizes, rewards, None, None, reference, records, None]
     return RolloutSteps(*given)
@@ -80,7 +82,9 @@ def steps_of(names: Sequence[str], *, dynamic: bool = False, reference: Any = No
         (steps_of(["size"], reference="another model"), "rewards or dynamic_sampling, beta"),
     ],
 )
-def test_a_rollout_is_gone_on_with_by_what_has_scored_it(own: RolloutSteps, told: str) -> None:
+def test_a_rollout_is_gone_on_with_by_what_has_scored_it(
+    own: RolloutSteps, told: str, caplog: pytest.LogCaptureFixture
+) -> None:
     before = steps_of(["length"])
     before._rollout = Rollout.of([0], [[1, 2]], [[3]], [[-0.5]], [False])
     held = {name: value.numpy() for name, value in before.tensors().items()}
@@ -88,6 +92,20 @@ def test_a_rollout_is_gone_on_with_by_what_has_scored_it(own: RolloutSteps, told
     again = steps_of(["length"])
     again.restore(saved, 1)
     assert again._rollout is not None and again._rollout.tokens.tolist() == [1, 2, 3]
-    own.restore(saved, 2)  # behind the rollout
+    with caplog.at_level(logging.WARNING, "erniekit"):
+        own.restore(saved, 2)  # behind the rollout
+    assert ("from now on answers are scored by" in caplog.text) == ("rewards" in told)
     with pytest.raises(CheckpointError, match=rf"(?s)serves the steps 1 to 2, .*with other values of {told}\n"):
         own.restore(saved, 1)
+
+
+def test_records_are_cut_when_the_run_begins_and_not_before() -> None:
+    """What refuses a run that goes on comes between the two, and then nothing may be lost."""
+    kept: list[int] = []
+    before, own = steps_of(["length"]), steps_of(["length"])
+    before.number, before._rollout = 3, Rollout.of([0], [[1, 2]], [[3]], [[-0.5]], [False])
+    own.records = cast(RolloutRecords, SimpleNamespace(keep=kept.append))
+    held = {name: value.numpy() for name, value in before.tensors().items()}
+    own.restore(TensorFiles(tuple(held), held.__getitem__), 1)
+    assert not kept
+    assert list(own.read(1, 1)) == [] and kept == [3]
