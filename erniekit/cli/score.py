@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from erniekit.environment import import_paddle
+
 
 def run(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
@@ -16,9 +18,10 @@ def run(arguments: list[str]) -> int:
     )
     parser.add_argument("model", type=Path, help="folder of a reward model: an output_dir or a checkpoint of stage RM")
     parser.add_argument("data", type=Path, help="file of dialogues, pairs of answers, or answers with a verdict")
-    parser.add_argument("--output", type=Path, help="JSONL file to write; without it, lines are printed")
+    parser.add_argument("--output", type=Path, help="JSONL file to write, a new one; without it, lines are printed")
     parser.add_argument("--device", default="auto", help="cpu, gpu, or auto (default)")
     options = parser.parse_args(arguments)
+    import_paddle()
     from erniekit.model.device import use_device
     from erniekit.runners.score import score_file
 
