@@ -65,8 +65,12 @@ def sample_token(
     _shift(logits, seen[len(seen) - answered :], sampling)
     if sampling.temperature == 0.0:
         return int(logits.argmax())
-    probabilities = token_probabilities(logits, sampling)
-    return int(generator.choice(len(probabilities), p=probabilities))
+    if sampling.top_k or sampling.min_p > 0.0 or sampling.top_p < 1.0:
+        weights = token_probabilities(logits, sampling)
+    else:  # nothing has to be sorted
+        weights = np.exp((logits - logits.max()) / sampling.temperature)
+    sums = np.cumsum(weights)
+    return int(np.searchsorted(sums, generator.random() * sums[-1], side="right"))
 
 
 def _shift(logits_V: np.ndarray, answer: Sequence[int], sampling: Sampling) -> None:
