@@ -239,7 +239,8 @@ def compared_config(
         same_rows: whether it must have as many rows of logits.
 
     Raises:
-        ModelFileError: the folder is not one of a model, or its vocabulary is not that of the trained model.
+        ModelFileError: the folder is not one of a model that predicts tokens, or its vocabulary is not that of the
+            trained model.
     """
     folder = find_local_folder(name, chosen_hub(config)) if name else None
     if folder is None or not folder.is_dir():
@@ -250,6 +251,11 @@ def compared_config(
             f"  Merge them into their base first: erniekit export {folder} --output DIR"
         )
     other = ModelConfig.from_folder(folder, config.basic.ignore_config_keys)
+    if other.scored:
+        raise ModelFileError(
+            f"{parameter}: {folder} is a reward model, which gives a text a score and predicts no tokens\n"
+            f"  Write a {role} that predicts tokens."
+        )
     if has_tokenizer(folder) and not needs_paddlenlp(folder):
         other = with_added_tokens(config, other, folder)
     if same_rows and model_config.vocab_size != other.vocab_size:

@@ -34,6 +34,7 @@ from erniekit.build.input_paths import check_codec, check_paths, check_shard_pat
 from erniekit.build.layout import partition_layers
 from erniekit.build.notes import expert_parallel_notes, model_notes, pipeline_notes, run_notes
 from erniekit.build.parts import frozen_parts, part_notes
+from erniekit.build.reward_models import check_reward_models
 from erniekit.build.speech import codec_of_run, with_codes
 from erniekit.build.speech_checks import check_judge, check_speech, check_voices
 from erniekit.build.teacher import check_teacher
@@ -126,6 +127,8 @@ def _check_run(
     topology = found.attempt(topology_from, config, world_size)
     if topology is not None and config.stage.reads_prompts and config.basic.do_train:
         found.attempt(check_groups, config, topology.dp_world_size)
+    if config.applies("rewards") and reads_files:
+        found.attempt(check_reward_models, config)
     notes: list[str] = []
     if model is not None:
         found.attempt(check_positions, config, model)

@@ -20,7 +20,7 @@ def run(arguments: list[str]) -> int:
     )
     parser.add_argument("model", type=Path, help="folder of a reward model: an output_dir or a checkpoint of stage RM")
     parser.add_argument("data", type=Path, help="file of dialogues, pairs of answers, or answers with a verdict")
-    parser.add_argument("--output", type=Path, help="JSONL file to write; without it, lines are printed")
+    parser.add_argument("--output", type=Path, help="JSONL file to write, a new one; without it, lines are printed")
     parser.add_argument("--device", type=_device, default="auto", help="auto, cpu, gpu or gpu:N (default auto)")
     options = parser.parse_args(arguments)
     import_paddle()

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import paddle
 
-from erniekit.build.checks import answering_folders, tokenizer_folder
+from erniekit.build.checks import tokenizer_folder
 from erniekit.build.quantization import base_of_adapters
+from erniekit.build.reward_models import find_reward_model
 from erniekit.data.collate import collate
 from erniekit.data.conversation import Conversation
 from erniekit.data.formats.registry import FORMATS, parse_record
@@ -27,13 +28,10 @@ from erniekit.data.templates.ernie import (
     length_to_last_target,
 )
 from erniekit.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
-from erniekit.errors import ModelFileError, UserError
+from erniekit.errors import UserError
 from erniekit.export.trained_model import run_parameters
-from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.builder import build_model
 from erniekit.model.decoder import Decoder
-from erniekit.model.lora.folder import ADAPTER_CONFIG_FILE
-from erniekit.model.lora.score import scored_by_adapters
 from erniekit.training.objectives.reward_model import scores_at_labels
 
 BATCH_TOKENS = 4096  # of a forward pass, unless a single answer is longer
@@ -128,12 +126,7 @@ def open_reward_model(path: str | Path, *, ignored_keys: Sequence[str] = ()) -> 
     Raises:
         ModelFileError: there is no such folder, its files are damaged, or the model gives no score.
     """
-    folder, adapters = answering_folders(Path(path).expanduser(), None)
-    config = scored_by_adapters(ModelConfig.from_folder(folder, ignored_keys), adapters, ADAPTER_CONFIG_FILE)
-    if not config.scored:
-        raise ModelFileError(
-            f"{path}: the model predicts tokens and gives no score: it is no reward model\n  Train one with stage: RM."
-        )
+    folder, adapters, config = find_reward_model(path, ignored_keys)
     tokenizer = load_tokenizer(tokenizer_folder(folder, adapters))
     quantization = base_of_adapters(run_parameters(adapters)) if adapters else None
     decoder = build_model(config, folder, adapters=adapters, quantization=quantization, log_level=logging.DEBUG)

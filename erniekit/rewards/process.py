@@ -79,6 +79,10 @@ class Wants:
     others: bool
 
 
+# what is wrong where a program fails, by its key
+_MEND = {"python": "mend the function", "json_schema": "mend the schema", "regex": "mend the pattern"}
+
+
 class RewardProcess:
     """A process that computes one reward.
 
@@ -180,11 +184,16 @@ class RewardProcess:
             raise FailedError(what, "look for what does not end in it, or raise reward_time_limit", len(replies))
         raise FailedError(self._end_of(process.returncode), self._last_words(), len(replies))
 
+    @property
+    def _mend(self) -> str:
+        """What to do about a program that fails."""
+        return next(what for kind, what in _MEND.items() if kind in self._program)
+
     def _failure(self, reply: Mapping[str, Any], done: int) -> FailedError:
         if "memory" in reply:
             what = f"needs more than {self._limits.memory_bytes / 2**30:.3g} GiB of memory"
             return FailedError(what, "raise reward_memory_limit if it has to", done)
-        return FailedError(reply["failed"], "mend the function", done)
+        return FailedError(reply["failed"], self._mend, done)
 
     def _end_of(self, code: int) -> str:
         if code >= 0:
@@ -195,7 +204,7 @@ class RewardProcess:
 
     def _last_words(self) -> str:
         said = self._printed.last()
-        return "mend the function" + (f"; the last it printed: {said}" if said else "")
+        return self._mend + (f"; the last it printed: {said}" if said else "")
 
 
 class _Printed:

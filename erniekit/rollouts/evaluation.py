@@ -16,6 +16,7 @@ from erniekit.rewards.rewards import Rewards
 from erniekit.rollouts.advantages import weighted_rewards
 from erniekit.rollouts.prompts import PromptDataset
 from erniekit.rollouts.sampling import Sampled, Texts, sample_answers
+from erniekit.training.callbacks.files import WarnOnIoError
 from erniekit.training.collectives import Ranks
 from erniekit.training.evaluation import EvaluationResult
 
@@ -75,7 +76,7 @@ class RewardEvaluation:
         texts = [self.texts.decode(answer.text_tokens) for answer in answers]
         asked = [prompt.answered(text) for prompt, text in zip(data, texts, strict=True)]
         scores: list[list[float]] = self.rewards.score(asked).tolist()
-        with open(self.samples, "w", encoding="utf-8") as file:
+        with WarnOnIoError(str(self.samples)).warned(), open(self.samples, "w", encoding="utf-8") as file:
             for prompt, text, answer, own in zip(data, texts, answers, scores, strict=True):
                 line: dict[str, Any] = {"place": prompt.where, "messages": prompt.messages, "answer": text}
                 line |= {"cut": True} if answer.cut else {}

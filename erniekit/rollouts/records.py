@@ -46,14 +46,25 @@ class RolloutRecords:
         self.path, self._writes = folder / ROLLOUTS_FILE, writes
 
     def keep(self, rollouts: int) -> None:
-        """Keep the answers of the first rollouts of a run that goes on, and no others; 0 begins anew."""
+        """Keep the answers of the first rollouts of a run that goes on, and no others; 0 begins anew.
+
+        Raises:
+            TrainingError: the file cannot be read or written, or a line of it is no answer of a rollout.
+        """
         if not self._writes or not self.path.exists():
             return
-        if not rollouts:
-            self.path.unlink()
-            return
-        kept = b"".join(line for line in self._complete_lines() if json.loads(line)["rollout"] < rollouts)
-        atomic_write_bytes(self.path, kept)
+        try:
+            if not rollouts:
+                self.path.unlink()
+                return
+            lines = enumerate(self._complete_lines(), start=1)
+            kept = b"".join(line for number, line in lines if self._rollout_of(number, line) < rollouts)
+            atomic_write_bytes(self.path, kept)
+        except OSError as error:
+            raise TrainingError(
+                f"{self.path}: cannot be written anew for a run that goes on: {error.strerror or error}\n"
+                "  Free some space, or let this user write there; the file is as it was."
+            ) from None
 
     def write(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Add answers.
@@ -69,6 +80,15 @@ class RolloutRecords:
                     file.write(json.dumps(record, ensure_ascii=False, default=str) + "\n")
         except OSError as error:
             raise TrainingError(f"{self.path}: cannot be written: {error.strerror}; free some space") from None
+
+    def _rollout_of(self, number: int, line: bytes) -> int:
+        try:
+            return int(json.loads(line)["rollout"])
+        except (ValueError, KeyError, TypeError):
+            raise TrainingError(
+                f"{self.path}:{number}: is no answer of a rollout\n"
+                "  Mend the line, or move the file away: the run then goes on without the answers so far."
+            ) from None
 
     def _complete_lines(self) -> Iterator[bytes]:
         for line in self.path.read_bytes().splitlines(keepends=True):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+import zlib
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -33,7 +34,7 @@ from erniekit.rollouts.advantages import (
 )
 from erniekit.rollouts.prompts import PromptPlan
 from erniekit.rollouts.records import RolloutRecords, policy_fingerprint
-from erniekit.rollouts.rollout import Rollout, Sizes, answers_of_update
+from erniekit.rollouts.rollout import Rollout, Sizes, answers_of_update, figure_names
 from erniekit.rollouts.sampling import Sampled, Texts, sample_answers
 from erniekit.training.checkpoint.tensors import TensorFiles
 from erniekit.training.collectives import Ranks
@@ -95,6 +96,7 @@ class RolloutSteps:
         """Yield this rank's micro-batches of each step; asked between two updates, it samples when a rollout is used
         up."""
         began = time.perf_counter()
+        self.records.keep(self.number)  # now, when nothing more can refuse the run
         try:
             for step in range(first, stop):
                 if self._rollout is None or step >= self._started + self.sizes.steps:
@@ -111,7 +113,7 @@ class RolloutSteps:
 
     def tensors(self) -> Mapping[str, Tensor]:
         """Return what a checkpoint holds: the answers that are being learned from, and where the run is."""
-        state = [self.plan.taken, self.number, self._started, self.sizes.steps, self.sizes.answers]
+        state = [self.plan.taken, self.number, self._started, self.sizes.steps, self.sizes.answers, self._figures_hash]
         found = {_STATE: paddle.to_tensor(np.array(state, np.int64))}
         if self._rollout is not None:
             arrays = self._rollout.arrays()
@@ -122,13 +124,18 @@ class RolloutSteps:
         """Go on where a checkpoint was written, before `step`.
 
         Raises:
-            CheckpointError: it lies within a rollout of another size.
+            CheckpointError: it lies within a rollout of another size, of other rewards, or with a reference where there
+                is none now, or the other way round.
         """
         if _STATE not in saved.names:
             raise CheckpointError("the checkpoint holds no rollout: it was written by another stage\n  Start anew.")
-        self.plan.taken, self.number, self._started, *sizes = map(int, np.asarray(saved.read(_STATE)))
-        self.records.keep(self.number)
+        self.plan.taken, self.number, self._started, *sizes, figures = map(int, np.asarray(saved.read(_STATE)))
         if step >= self._started + sizes[0]:
+            if figures != self._figures_hash:
+                logger.warning(
+                    "the checkpoint was written with other rewards, or with another dynamic_sampling: from now on "
+                    f"answers are scored by {', '.join(self.rewards.names)}"
+                )
             return
         if sizes != [self.sizes.steps, self.sizes.answers]:
             raise CheckpointError(
@@ -137,9 +144,24 @@ class RolloutSteps:
                 "num_iterations and the batch as they were."
             )
         known = {name.removeprefix(ROLLOUT) for name in saved.names if name.startswith(ROLLOUT)} - {"state"}
+        changed = "rewards or dynamic_sampling" if figures != self._figures_hash else ""
+        if ("reference_logps" in known) != (self.reference is not None):
+            changed = "beta" if not changed else f"{changed}, beta"
+        if changed:
+            raise CheckpointError(
+                f"the checkpoint lies within a rollout that serves the steps {self._started + 1} to "
+                f"{self._started + sizes[0]}, and its answers were scored with other values of {changed}\n"
+                "  Put the old values back, or resume from a checkpoint between two rollouts."
+            )
         empty = Rollout.of([], [], [], [], [])
         values = {name: np.asarray(saved.read(ROLLOUT + name)) for name in known}
         self._rollout = empty.with_values(**values)
+
+    @property
+    def _figures_hash(self) -> int:
+        """Of the names of what the log shows of answers, which are columns of a rollout."""
+        names = figure_names(self.rewards.names, dynamic=self.config.grpo.dynamic_sampling)
+        return zlib.crc32(",".join(names).encode())
 
     def _batches(self, rollout: Rollout, update: int) -> list[Batch]:
         """Return this rank's micro-batches of an update."""

@@ -155,9 +155,7 @@ def policy_run(
     steps = RolloutSteps(
         config, model, data.plan, data.sizes, rewards, texts, measure, reference, records, ranks, **rank
     )
-    if checkpoint is None:
-        records.keep(0)
-    else:
+    if checkpoint is not None:
         steps.restore(saved, load_state(checkpoint).step)
     objective = policy(
         PolicySettings(

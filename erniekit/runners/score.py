@@ -17,6 +17,7 @@ from erniekit.data.conversation import ASSISTANT, Conversation, Preference
 from erniekit.data.formats.problems import RecordProblem
 from erniekit.data.formats.registry import KINDS, read_records, recognise
 from erniekit.errors import DataError, UserError
+from erniekit.inference.batch import check_output
 from erniekit.inference.reward_model import RewardModel, open_reward_model
 from erniekit.progress import Progress
 
@@ -39,8 +40,10 @@ def score_file(model: Path, data: Path, output: Path | None) -> None:
     ranking there is a line for each of its pairs.
 
     Raises:
-        UserError: the model gives no score, or a record cannot be read.
+        UserError: the model gives no score, a record cannot be read, or `output` exists or cannot be written.
     """
+    if output is not None:
+        check_output(output)
     kind = _kind_of(data)
     scorer = open_reward_model(model)
     lines = _scored_lines(scorer, data, kind)
@@ -50,10 +53,9 @@ def score_file(model: Path, data: Path, output: Path | None) -> None:
         return
     temporary = output.with_name(f".{output.name}.{os.getpid()}")
     try:
-        output.parent.mkdir(parents=True, exist_ok=True)
         with open(temporary, "w", encoding="utf-8") as file:
             file.writelines(f"{line}\n" for line in lines)
-        os.replace(temporary, output)
+        temporary.rename(output)
     except OSError as error:
         raise UserError(f"--output {output}: cannot be written: {error.strerror or error}") from None
     finally:

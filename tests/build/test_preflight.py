@@ -61,6 +61,8 @@ BASE = {"continue_training": True}
 LORA = BASE | {"lora": True}
 SIZES = {"codec_levels": 8, "codebook_size": 1024}
 TTS = {"stage": "TTS", "train_dataset_path": str(ROOT / "examples/data/codes-train.jsonl")}
+ANSWERS = {"stage": "GRPO", "max_completion_len": 8, "num_generations": 2, "per_device_train_batch_size": 2}
+SCORED: dict[str, Any] = {"architectures": ["Ernie4_5ForSequenceClassification"], "id2label": {"0": "LABEL_0"}}
 
 # (what is done to a copy of the model folder, parameters, a word of the message; "" where the run begins)
 CASES: dict[str, tuple[Change, dict[str, Any], str]] = {
@@ -139,6 +141,18 @@ CASES: dict[str, tuple[Change, dict[str, Any], str]] = {
         lambda folder: None,
         {"stage": "DPO", "ref_model_name_or_path": "{other}"}, "their tokenizers differ",
     ),
+    "a reference that gives scores": (
+        lambda folder: _json(folder.parent / "other", **SCORED),
+        {"stage": "DPO", "ref_model_name_or_path": "{other}"}, "is a reward model, which gives a text a score",
+    ),
+    "a teacher that gives scores": (
+        lambda folder: _json(folder.parent / "other", **SCORED),
+        {"stage": "DISTILL", "teacher_model_name_or_path": "{other}"}, "Write a teacher that predicts tokens",
+    ),
+    "a reward model that is none": (
+        lambda folder: None, ANSWERS | {"rewards": "reward_model:{folder}"}, "it is no reward model",
+    ),
+    "a rule as a reward": (lambda folder: None, ANSWERS | {"rewards": "exact_match"}, ""),
     "a decoder that learns to speak": (lambda folder: None, TTS | BASE | SIZES, ""),
     "one that learns to speak level by level": (lambda folder: None, TTS | SIZES | {"tts_objective": "ar_nar"}, ""),
     "codes of an unknown codec": (lambda folder: None, TTS, "it is not known of which codec"),

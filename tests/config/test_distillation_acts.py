@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from erniekit.build.teacher import check_rows
 from erniekit.config import Config
 from erniekit.errors import ConfigurationError, ModelFileError
 from tests.tiny_runs import save_random_model
@@ -108,6 +107,7 @@ def with_rows(folder: Path, rows: int, target: Path) -> Path:
     return target
 
 
+@pytest.mark.proves("teacher_model_name_or_path")
 def test_a_teacher_of_another_vocabulary_is_refused(distill: Train, tiny_teacher: Path, tmp_path: Path) -> None:
     swapped, fewer = tmp_path / "swapped", with_rows(tiny_teacher, 64, tmp_path / "fewer")
     with pytest.raises(ModelFileError, match=r"has 64 rows of logits and the trained model .* tokens, differ"):
@@ -147,32 +147,14 @@ def test_rows_without_a_token_change_nothing(
     assert table.losses == pytest.approx(whole.losses, rel=1e-5)
 
 
-ROWS = [  # of the student, of the teacher, tokens; a run; what is told
-    (320, 256, 250, {"distill_divergence": "reverse_kl"}, "distill_divergence: .*has 256 rows of logits and .* 320"),
-    (320, 256, 250, {"on_policy_ratio": 0.5}, "on_policy_ratio: .*cannot read"),
-    (256, 320, 250, {"tensor_parallel_degree": 2}, "tensor_parallel_degree: .*Write teacher_top_k: 64"),
-    (256, 320, 260, {}, "with up to 260 tokens, differ"),
-    (256, 320, None, {}, "unknown without the tokenizers of both"),
-]
-
-
-@pytest.mark.parametrize(("student", "teacher", "tokens", "values", "told"), ROWS)
-def test_what_cannot_be_with_other_rows_is_told(
-    make_config: Callable[..., Config], student: int, teacher: int, tokens: int | None, values: Any, told: str
-) -> None:
-    config = make_config(stage="DISTILL", teacher_model_name_or_path="somewhere", **values)
-    with pytest.raises((ConfigurationError, ModelFileError), match=f"(?s){told}"):
-        check_rows(config, Path("somewhere"), student, teacher, tokens)
-    check_rows(config, Path("somewhere"), student, student, tokens)
-
-
+@pytest.mark.proves("teacher_top_k")
 def test_no_more_tokens_than_there_are_can_be_kept(distill: Train, tiny_teacher: Path) -> None:
     rows = json.loads((tiny_teacher / "config.json").read_text())["vocab_size"]
     with pytest.raises(ConfigurationError, match=f"teacher_top_k: {rows + 1:,} of {rows:,} tokens"):
         distill(teacher_top_k=rows + 1)
 
 
-@pytest.mark.proves("teacher_top_k", "teacher_top_k_dir")
+@pytest.mark.proves("teacher_top_k", "teacher_top_k_dir", "teacher_model_name_or_path")
 def test_the_likeliest_tokens_are_written_once_and_read(
     distill: Train, tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,7 +165,7 @@ def test_the_likeliest_tokens_are_written_once_and_read(
     parameters = {"teacher_top_k_dir": str(folder), "distill_temperature": 1.5, **held_out}
     first = distill(teacher_top_k=4, **parameters)
     assert {each.name for each in folder.iterdir()} == {"training", "evaluation"}
-    assert "samples asked" in first.said
+    assert "samples asked" in first.said and "its 4 likeliest tokens (training)" in first.said
 
     def fail(*_: object) -> None:
         raise AssertionError("the teacher is not asked again")

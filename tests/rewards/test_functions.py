@@ -312,7 +312,7 @@ def test_modules_and_files_that_are_missing_are_told(tmp_path: Path) -> None:
 
 
 def test_a_schema_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    with pytest.raises(RewardError, match=r"reward shape: it cannot be opened: .*missing\.json"):
+    with pytest.raises(RewardError, match=r"(?s)reward shape: it cannot be opened: .*missing\.json.*  Mend the schema"):
         opened(f"shape=json_schema:{tmp_path}/missing.json")
 
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from erniekit.rollouts.rollout import Rollout
+from erniekit.errors import CheckpointError
+from erniekit.rollouts.records import RolloutRecords
+from erniekit.rollouts.rollout import Rollout, Sizes
+from erniekit.rollouts.steps import RolloutSteps
+from erniekit.training.checkpoint.tensors import TensorFiles
 from tests.runners.test_policy import answer_prompts, prompts, rollouts  # noqa: F401 (fixtures)
 from tests.tiny_runs import save_random_model
 
@@ -75,3 +81,50 @@ def test_others_are_compared_with_what_masked_answers_are_worth(
         advantages.append([line["advantage"] for line in lines])
         assert any(line.get("masked") for line in lines) == (handling == "mask")
     assert advantages[0] == advantages[1]
+
+
+def steps_of(names: Sequence[str], *, dynamic: bool = False, reference: Any = None) -> RolloutSteps:
+    config = SimpleNamespace(grpo=SimpleNamespace(dynamic_sampling=dynamic))
+    rewards, plan, records = SimpleNamespace(names=names), SimpleNamespace(taken=0), SimpleNamespace()
+    sizes = Sizes(per_update=2, updates=2, passes=1, group=2)
+    given: list[Any] = [config, None, plan, sizes, rewards, None, None, reference, records, None]
+    return RolloutSteps(*given)
+
+
+@pytest.mark.parametrize(
+    ("own", "told"),
+    [
+        (steps_of(["length"], dynamic=True), "rewards or dynamic_sampling"),
+        (steps_of(["length", "numeric"]), "rewards or dynamic_sampling"),
+        (steps_of(["size"]), "rewards or dynamic_sampling"),
+        (steps_of(["length"], reference="another model"), "beta"),
+        (steps_of(["size"], reference="another model"), "rewards or dynamic_sampling, beta"),
+    ],
+)
+def test_a_rollout_is_gone_on_with_by_what_has_scored_it(
+    own: RolloutSteps, told: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = steps_of(["length"])
+    before._rollout = Rollout.of([0], [[1, 2]], [[3]], [[-0.5]], [False])
+    held = {name: value.numpy() for name, value in before.tensors().items()}
+    saved = TensorFiles(tuple(held), held.__getitem__)
+    again = steps_of(["length"])
+    again.restore(saved, 1)
+    assert again._rollout is not None and again._rollout.tokens.tolist() == [1, 2, 3]
+    with caplog.at_level(logging.WARNING, "erniekit"):
+        own.restore(saved, 2)  # behind the rollout
+    assert ("from now on answers are scored by" in caplog.text) == ("rewards" in told)
+    with pytest.raises(CheckpointError, match=rf"(?s)serves the steps 1 to 2, .*with other values of {told}\n"):
+        own.restore(saved, 1)
+
+
+def test_records_are_cut_when_the_run_begins_and_not_before() -> None:
+    """What refuses a run that goes on comes between the two, and then nothing may be lost."""
+    kept: list[int] = []
+    before, own = steps_of(["length"]), steps_of(["length"])
+    before.number, before._rollout = 3, Rollout.of([0], [[1, 2]], [[3]], [[-0.5]], [False])
+    own.records = cast(RolloutRecords, SimpleNamespace(keep=kept.append))
+    held = {name: value.numpy() for name, value in before.tensors().items()}
+    own.restore(TensorFiles(tuple(held), held.__getitem__), 1)
+    assert not kept
+    assert list(own.read(1, 1)) == [] and kept == [3]

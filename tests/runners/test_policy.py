@@ -113,6 +113,24 @@ def test_a_rollout_of_another_size_is_not_gone_on_with(answer_prompts: Callable[
         answer_prompts(**changed, resume_from_checkpoint=str(output / "checkpoint-2"), overwrite_output_dir=True)
 
 
+@pytest.mark.exhaustive
+def test_a_rollout_of_other_rewards_is_not_gone_on_with(answer_prompts: Callable[..., Any]) -> None:
+    from erniekit.errors import CheckpointError
+
+    output = answer_prompts(**SEVERAL).output
+    resumed = {"resume_from_checkpoint": str(output / "checkpoint-2"), "overwrite_output_dir": True}
+    for other, told in [
+        ({"rewards": ["short=length:1-12"]}, "rewards or dynamic_sampling"),
+        ({"dynamic_sampling": True}, "rewards or dynamic_sampling"),
+        ({"beta": 0.1}, "beta"),
+    ]:
+        with pytest.raises(CheckpointError, match=f"(?s)serves the steps 1 to 4, .*other values of {told}\n"):
+            answer_prompts(**SEVERAL, **other, **resumed)
+    resumed["resume_from_checkpoint"] = str(output / "checkpoint-4")  # between two rollouts
+    again = answer_prompts(**SEVERAL, rewards=["short=length:1-12", "length:1-9"], beta=0.1, **resumed)
+    assert [set(answer["rewards"]) for answer in rollouts(again.output)[::16]] == [{"length"}, {"short", "length"}]
+
+
 def test_accumulation_changes_nothing(answer_prompts: Callable[..., Any], tmp_path: Path) -> None:
     shapes = [(8, 1), (2, 4)]
     runs = []

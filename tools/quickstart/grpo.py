@@ -3,15 +3,16 @@
     python tools/quickstart/grpo.py [--seeds 42 43 44] [--output output/quickstart]
 
 1. SFT of the tiny ERNIE is stopped after 2,100 of its 2,864 steps; the first of its checkpoints that gets at least 60%
-   of the held-out additions right becomes `sft-early`.
+   of the held-out additions (`grpo-eval.jsonl`) right becomes `sft-early`.
 2. `grpo.yaml` goes on from there, once for each seed, with the reward `exact_match` on additions alone.
-3. Both are compared: exact match of 200 held-out additions (`grpo-eval.jsonl`) and of the other kinds of questions
-   (`sft-eval.jsonl`), before and after, with the time that each run took.
+3. Both are compared: exact match of 400 additions that neither training nor any choice has seen, and of the other kinds
+   of questions (`sft-eval.jsonl`), before and after, with the time that each run took.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import subprocess
@@ -19,6 +20,7 @@ import sys
 import time
 from pathlib import Path
 
+from make_data import unseen_additions
 from score import score
 
 from erniekit.environment import import_paddle
@@ -28,6 +30,7 @@ SFT, GRPO = (f"examples/configs/quickstart/{name}.yaml" for name in ("sft", "grp
 ADDITIONS, OTHERS = (Path(f"examples/data/{name}-eval.jsonl") for name in ("grpo", "sft"))
 STOP, FIRST, EVERY = 2100, 1500, 50  # steps of SFT: where it stops, and which checkpoints are looked at
 FEWEST_RIGHT = 0.6
+UNSEEN = 400
 
 
 def train(config: str, *words: str, quit_at: int = 0) -> float:
@@ -50,11 +53,16 @@ def train(config: str, *words: str, quit_at: int = 0) -> float:
     return time.monotonic() - started
 
 
-def right(model: Path) -> tuple[float, float]:
-    """Return the shares of held-out additions, and of other questions, that a model answers exactly."""
-    (added, asked), *_ = score(model, ADDITIONS, random_weights=False).values()
-    others = [counts for task, counts in score(model, OTHERS, random_weights=False).items() if task != "addition"]
-    return added / asked, sum(each for each, _ in others) / sum(each for _, each in others)
+def right(model: Path, additions: Path) -> float:
+    """Return the share of additions that a model answers exactly."""
+    (found, asked), *_ = score(model, additions, random_weights=False).values()
+    return found / asked
+
+
+def right_others(model: Path) -> float:
+    """Return the share of questions of the other kinds that a model answers exactly."""
+    counts = [each for task, each in score(model, OTHERS, random_weights=False).items() if task != "addition"]
+    return sum(found for found, _ in counts) / sum(asked for _, asked in counts)
 
 
 def stopped_early(output: Path) -> Path:
@@ -66,7 +74,7 @@ def stopped_early(output: Path) -> Path:
     saves = (f"save_steps={EVERY}", f"save_total_limit={(STOP - FIRST) // EVERY + 1}", "ignore_save_lr_and_optim=true")
     train(SFT, f"output_dir={run}", "do_eval=false", "report_to=none", *saves, quit_at=STOP)
     for step in range(FIRST, STOP + 1, EVERY):
-        found, _ = right(run / f"checkpoint-{step}")
+        found = right(run / f"checkpoint-{step}", ADDITIONS)
         print(f"  after {step} steps: {found:.1%} of the additions are right", flush=True)
         if found >= FEWEST_RIGHT:
             shutil.copytree(run / f"checkpoint-{step}", chosen)
@@ -82,12 +90,14 @@ def main() -> int:
     os.chdir(ROOT)
     import_paddle()
     start = stopped_early(arguments.output)
-    before = right(start)
+    unseen = arguments.output / "unseen-additions.jsonl"
+    unseen.write_text("".join(json.dumps(record) + "\n" for record in unseen_additions(UNSEEN)), encoding="utf-8")
+    before = (right(start, unseen), right_others(start))
     rows = [("before", *before, 0.0)]
     for seed in arguments.seeds:
         folder = arguments.output / ("grpo" if seed == arguments.seeds[0] else f"grpo-{seed}")
         seconds = train(GRPO, f"model_name_or_path={start}", f"output_dir={folder}", f"seed={seed}")
-        rows.append((f"seed {seed}", *right(folder), seconds))
+        rows.append((f"seed {seed}", right(folder, unseen), right_others(folder), seconds))
     print(f"\n{'':<10}{'additions':>12}{'others':>12}{'seconds':>10}")
     for name, added, others, seconds in rows:
         print(f"{name:<10}{added:>12.1%}{others:>12.1%}{seconds:>10.0f}")

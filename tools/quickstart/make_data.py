@@ -189,8 +189,7 @@ def build() -> dict[str, list[dict[str, object]]]:
     draw.shuffle(held_out)
     turns = [two_turn_record(first, second) for first, second in zip(train[:400], train[400:800], strict=True)]
     records: list[dict[str, object]] = [sft_record(question) for question in train] + turns
-    known = EVAL_PER_TASK + TRAIN_PER_TASK
-    further = distinct_questions(addition, known + REWARDED_EVAL, f"{SEED}/addition")[known:]
+    further = _further_additions(REWARDED_EVAL)
     rewarded = [question for question in train if question.task == "addition"]
     draw.shuffle(records)
     return {
@@ -204,6 +203,17 @@ def build() -> dict[str, list[dict[str, object]]]:
         "verdict-eval.jsonl": _verdicts(held_out, "eval"),
         "text-train.jsonl": [dict(text_record(question)) for question in train[:3000]],
     }
+
+
+def unseen_additions(count: int) -> list[dict[str, object]]:
+    """Return records of additions that are in none of the files."""
+    return [sft_record(question) for question in _further_additions(REWARDED_EVAL + count)[REWARDED_EVAL:]]
+
+
+def _further_additions(count: int) -> list[Question]:
+    """Additions that are in none of the files of SFT."""
+    known = EVAL_PER_TASK + TRAIN_PER_TASK
+    return distinct_questions(addition, known + count, f"{SEED}/addition")[known:]
 
 
 def _verdicts(questions: list[Question], part: str) -> list[dict[str, object]]:

@@ -17,11 +17,11 @@ from typing import Any
 Step = Callable[[int], tuple[float, int]]  # the number of a step, from 0 -> its loss, useful tokens
 
 
-def answer(start: float, losses: list[float], tokens: int) -> None:
+def answer(start: float, losses: list[float], tokens: int, **more: float) -> None:
     """Print what a turn gave; `start` is time.perf_counter's."""
     seconds = time.perf_counter() - start
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    figures = {"seconds": seconds, "losses": losses, "tokens": tokens, "peak_mb": peak}
+    figures = {"seconds": seconds, "losses": losses, "tokens": tokens, "peak_mb": peak, **more}
     print("\nANSWER " + json.dumps(figures), flush=True)
 
 
@@ -55,6 +55,7 @@ class Gate:
     def __init__(self) -> None:
         self._left, self._start, self._tokens = 0, 0.0, 0
         self._losses: list[float] = []
+        self._more: dict[str, float] = {}
 
     def wait(self) -> None:
         """Before a step: hold until it is asked for; the process ends where no more are."""
@@ -64,16 +65,18 @@ class Gate:
         if not line:
             sys.stdout.flush()
             os._exit(0)
-        self._left, self._losses, self._tokens = json.loads(line)["steps"], [], 0
+        self._left, self._losses, self._tokens, self._more = json.loads(line)["steps"], [], 0, {}
         self._start = time.perf_counter()
 
-    def saw(self, tokens: int) -> None:
-        """Within a step: useful tokens of what it works on."""
+    def saw(self, tokens: int, **more: float) -> None:
+        """Within a step: useful tokens of what it works on, and further figures to be added up."""
         self._tokens += tokens
+        for name, value in more.items():
+            self._more[name] = self._more.get(name, 0.0) + value
 
     def passed(self, loss: float) -> None:
         """After a step."""
         self._losses.append(loss)
         self._left -= 1
         if self._left == 0:
-            answer(self._start, self._losses, self._tokens)
+            answer(self._start, self._losses, self._tokens, **self._more)
