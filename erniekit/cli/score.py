@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 
+from erniekit.config.values import DEVICE
 from erniekit.environment import import_paddle
 
 
@@ -19,7 +21,7 @@ def run(arguments: list[str]) -> int:
     parser.add_argument("model", type=Path, help="folder of a reward model: an output_dir or a checkpoint of stage RM")
     parser.add_argument("data", type=Path, help="file of dialogues, pairs of answers, or answers with a verdict")
     parser.add_argument("--output", type=Path, help="JSONL file to write, a new one; without it, lines are printed")
-    parser.add_argument("--device", default="auto", help="cpu, gpu, or auto (default)")
+    parser.add_argument("--device", type=_device, default="auto", help="auto, cpu, gpu or gpu:N (default auto)")
     options = parser.parse_args(arguments)
     import_paddle()
     from erniekit.model.device import use_device
@@ -28,3 +30,11 @@ def run(arguments: list[str]) -> int:
     use_device(options.device)
     score_file(options.model, options.data, options.output)
     return 0
+
+
+def _device(text: str) -> str:
+    """Return the name of a device. Raises argparse.ArgumentTypeError where there is no such name."""
+    name: str = DEVICE.read(text)
+    if not re.fullmatch(DEVICE.schema["pattern"], name):
+        raise argparse.ArgumentTypeError(f"expected {DEVICE.expected}, got {text}")
+    return name

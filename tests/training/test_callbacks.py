@@ -311,6 +311,16 @@ def test_the_last_lines_say_what_is_where_and_what_comes_next(tmp_path: Path, lo
     assert not any("visualdl" in line or " eval " in line for line in logged)
 
 
+def test_the_last_lines_of_a_run_with_rewards_tell_the_reward(tmp_path: Path, logged: list[str]) -> None:
+    log = LogFile(tmp_path)
+    for step, reward in ((1, 0.25), (2, 0.75)):
+        log.on_log({"step": step, "loss": 0.0, "reward": reward})
+    lines = ClosingLines(None, [])
+    lines.on_train_begin(begin(0, 2)._replace(output_dir=tmp_path, config={"stage": "GRPO"}))
+    lines.on_train_end(TrainResult(2, 1.0, 0.0, {}, 10, 1.0, None, None, BestSoFar()))
+    assert any("done: 2 steps" in line and line.endswith(", reward 0.2500 -> 0.7500") for line in logged)
+
+
 def test_every_tracker_has_its_viewer() -> None:
     assert VIEWERS.keys() == TRACKERS.keys()
 

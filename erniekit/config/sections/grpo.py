@@ -139,7 +139,7 @@ class GrpoParameters:
         "keep",
         "What becomes of answers that `max_completion_len` cuts: `keep` scores them like others, `mask` learns nothing "
         "from them, `soft` lowers the reward of answers in the last `overlong_buffer` tokens, evenly down to -1 "
-        "(DAPO).",
+        "(DAPO); evaluations do not.",
         choices=("keep", "mask", "soft"),
         example="mask",
     )

@@ -62,9 +62,11 @@ class ClosingLines(Callback):
 
     def _lines(self, result: TrainResult) -> list[str]:
         folder, log = self._output_dir, self._output_dir / LOG_FILE
-        losses = [record["loss"] for record in read_log(log) if record.get("loss") is not None]
-        fell = f", loss {losses[0]:.4f} -> {losses[-1]:.4f}" if losses else ""
-        lines = [f"done: {result.step:,} steps, {duration(time.monotonic() - self._started)}{fell}"]
+        records = [record for record in read_log(log) if record.get("loss") is not None]
+        name = "reward" if any("reward" in record for record in records) else "loss"  # a policy's loss tells nothing
+        values = [record[name] for record in records if name in record]
+        changed = f", {name} {values[0]:.4f} -> {values[-1]:.4f}" if values else ""
+        lines = [f"done: {result.step:,} steps, {duration(time.monotonic() - self._started)}{changed}"]
         if result.best.step is not None:
             value, metric = f"{result.best.value:.4g}", result.best.metric.removeprefix("eval_").replace("_", " ")
             lines.append(f"  best evaluation: {metric} {value} at step {result.best.step:,}")
