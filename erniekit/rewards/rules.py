@@ -135,7 +135,7 @@ def _refuse_constant(word: str) -> Any:
 
 
 def schema_validator(schema: Mapping[str, Any] | bool) -> Any:
-    """Return a validator of the draft that a JSON schema names, else of 2020-12.
+    """Return a validator of the draft that a JSON schema names, else of 2020-12; it fetches no schema from elsewhere.
 
     Raises:
         ValueError: it is no JSON schema; the text says why.
@@ -143,10 +143,11 @@ def schema_validator(schema: Mapping[str, Any] | bool) -> Any:
     from jsonschema import Draft202012Validator
     from jsonschema.exceptions import SchemaError
     from jsonschema.validators import validator_for
+    from jsonschema_specifications import REGISTRY
 
     kind = validator_for(schema, default=Draft202012Validator)
     try:
         kind.check_schema(schema)
     except SchemaError as error:
         raise ValueError(error.message) from None
-    return kind(schema)
+    return kind(schema, registry=REGISTRY)  # without one, jsonschema downloads what a `$ref` names

@@ -79,6 +79,15 @@ def test_json_of_a_schema(text: str, expected: float) -> None:
     assert rules.json_schema(text, rules.schema_validator(schema)) == expected
 
 
+def test_a_schema_is_not_fetched_from_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("urllib.request.urlopen", lambda *_, **__: pytest.fail("asked a network"))
+    validator = rules.schema_validator({"$ref": "https://example.org/answer.json"})
+    with pytest.raises(Exception, match=r"Unresolvable: https://example\.org/answer\.json"):
+        rules.json_schema("{}", validator)
+    own = rules.schema_validator({"$defs": {"whole": {"type": "integer"}}, "items": {"$ref": "#/$defs/whole"}})
+    assert [rules.json_schema(text, own) for text in ("[1]", '["1"]')] == [1.0, 0.0]
+
+
 def test_what_is_no_schema_is_refused() -> None:
     with pytest.raises(ValueError, match="'whole' is not valid"):
         rules.schema_validator({"type": "whole"})
