@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 SHELL := /bin/bash
 
 .DEFAULT_GOAL := help
-.PHONY: help every-extra quickstart quickstart-asr quickstart-units quickstart-tts quickstart-grpo test test-browser test-operators test-fast test-all parity oracle-5 fuzz lint docs site check-generated check-proofs smoke bench bench-serving bench-peers bench-profile bench-torch bench-speaking layouts validate-examples clean
+.PHONY: help every-extra quickstart quickstart-asr quickstart-units quickstart-tts quickstart-grpo test test-browser test-operators test-fast test-all test-ray parity oracle-5 fuzz lint docs site check-generated check-proofs smoke bench bench-serving bench-peers bench-profile bench-torch bench-speaking layouts validate-examples clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /  make \1\t/' | expand -t 26
@@ -73,7 +73,7 @@ quickstart-grpo: $(VENV)/.cpu ## learning from rewards: SFT that is stopped earl
 	$(BIN)/python tools/quickstart/grpo.py
 
 test: $(VENV)/.dev ## run the tests (no torch, no network)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not parity and not exhaustive and not browser"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not parity and not exhaustive and not browser and not ray"
 
 test-browser: $(VENV)/.dev ## the page of `erniekit ui` in a real Chromium without a window (a minute)
 	$(BIN)/python -m pytest -m browser tests/browser
@@ -84,7 +84,7 @@ test-operators: $(VENV)/.dev ## what a machine without native kernels computes: 
 	$(BIN)/python -m pytest --cpu-kernels paddle $(OPERATORS:%=tests/model/%.py) tests/training/test_optimizer.py
 
 test-fast: $(VENV)/.dev ## the unit tests only
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not parity and not slow and not distributed and not exhaustive and not browser"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not parity and not slow and not distributed and not exhaustive and not browser and not ray"
 
 VENV_5 ?= .venv-transformers5# transformers 5 cannot lie beside transformers 4
 
@@ -121,8 +121,21 @@ fuzz: $(VENV)/.dev ## hostile configurations, data, models and templates, the sa
 	printf '%s\n' "config $(FUZZ_CASES)" "data $(FUZZ_CASES)" "model $(FUZZ_CASES)" "template 300" | \
 	    OMP_NUM_THREADS=1 xargs -P 2 -L 1 sh -c '$(BIN)/python tools/fuzz/run.py $$0 --cases $$1 --seconds $(FUZZ_SECONDS)'
 
-test-all: $(VENV)/.parity ## everything, with ranks that start anew and not as forks
-	ERNIEKIT_COLD_RANKS=1 $(BIN)/python -m pytest
+VENV_RAY ?= .venv-ray# Ray, 240 MB, which no other extra brings
+
+$(VENV_RAY)/.installed: $(VENV)/.dev Makefile
+	@echo "Installing Ray into $(VENV_RAY), 240 MB; all else is that of $(VENV)"
+	test -x $(VENV_RAY)/bin/python || $(PYTHON) -m venv $(VENV_RAY)
+	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+	    > "$$($(VENV_RAY)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
+	$(VENV_RAY)/bin/python -m pip --disable-pip-version-check install ray==2.60.0
+	@touch $@
+
+test-ray: $(VENV_RAY)/.installed ## stage GRPO with rollout workers in processes of a real Ray (minutes)
+	$(VENV_RAY)/bin/python -m pytest -m ray tests/rollouts
+
+test-all: $(VENV)/.parity test-ray ## everything, with ranks that start anew and not as forks
+	ERNIEKIT_COLD_RANKS=1 $(BIN)/python -m pytest -m "not ray"
 
 lint: $(VENV)/.dev ## ruff and the type checker
 	$(BIN)/ruff check .

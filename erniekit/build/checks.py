@@ -325,6 +325,26 @@ def check_groups(config: Config, dp_world_size: int) -> None:
         )
 
 
+def check_rollout_workers(config: Config, dp_world_size: int) -> None:
+    """Raise ConfigurationError if answers are to be sampled by workers and Ray is missing, or some have no prompt."""
+    section, training = config.grpo, config.training
+    if not section.rollout_workers:
+        return
+    given = f"{config.origin('rollout_workers')}: `rollout_workers: {section.rollout_workers}`"
+    if not is_importable("ray"):
+        raise ConfigurationError(
+            f"{given}: the workers are processes of Ray, which is not installed\n"
+            "  Install it: pip install 'erniekit[ray]'   (or write rollout_workers: 0)"
+        )
+    rows = training.per_device_train_batch_size * training.gradient_accumulation_steps * dp_world_size
+    prompts = rows * section.steps_per_generation // section.num_generations
+    if section.rollout_workers > prompts:
+        raise ConfigurationError(
+            f"{given}: a rollout has {prompts} prompts, and a worker answers at least one of them\n"
+            f"  Write at most {prompts}, or enlarge the rollout (steps_per_generation, gradient_accumulation_steps)."
+        )
+
+
 def refuse_sampled_data(config: Config, what: str) -> None:
     """Raise ConfigurationError if the samples of the stage are answers that nobody has given yet.
 

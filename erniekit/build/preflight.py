@@ -17,6 +17,7 @@ from erniekit.build.checks import (
     answering_folders,
     check_groups,
     check_positions,
+    check_rollout_workers,
     check_scoring_libraries,
     check_tokenizer,
     check_trackers,
@@ -127,6 +128,7 @@ def _check_run(
     topology = found.attempt(topology_from, config, world_size)
     if topology is not None and config.stage.reads_prompts and config.basic.do_train:
         found.attempt(check_groups, config, topology.dp_world_size)
+        found.attempt(check_rollout_workers, config, topology.dp_world_size)
     if config.applies("rewards") and reads_files:
         found.attempt(check_reward_models, config)
     notes: list[str] = []

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from erniekit.config import Config
 from erniekit.errors import TrainingError
 from erniekit.inference.decoding.open_scheduler import open_scheduler
 from erniekit.inference.decoding.scheduler import MAX_RUNNING, Event, Request
@@ -49,6 +50,17 @@ class Texts(NamedTuple):
     decode: Callable[[Sequence[int]], str]
     stop_token_ids: Sequence[int]
     pad_id: int
+
+
+def sampling_settings(config: Config, texts: Texts) -> dict[str, Any]:
+    """Return how the answers of a run are sampled, as arguments of `sample_answers`."""
+    section = config.grpo
+    return {
+        "longest": section.max_completion_len,
+        "stop_token_ids": tuple(texts.stop_token_ids),
+        "temperature": section.rollout_temperature,
+        "seed": config.training.seed,
+    }
 
 
 def sample_answers(

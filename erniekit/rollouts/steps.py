@@ -35,7 +35,8 @@ from erniekit.rollouts.advantages import (
 from erniekit.rollouts.prompts import PromptPlan
 from erniekit.rollouts.records import RolloutRecords, policy_fingerprint
 from erniekit.rollouts.rollout import Rollout, Sizes, answers_of_update, figure_names
-from erniekit.rollouts.sampling import Sampled, Texts, sample_answers
+from erniekit.rollouts.sampling import Sampled, Texts, sample_answers, sampling_settings
+from erniekit.rollouts.workers import RolloutWorkers
 from erniekit.training.checkpoint.tensors import TensorFiles
 from erniekit.training.collectives import Ranks
 from erniekit.training.objectives.policy import ROLLOUT
@@ -64,6 +65,7 @@ class RolloutSteps:
         measure: computes log-probabilities of the tokens of batches.
         reference: the same under the reference; None: there is none.
         dp_rank, dp_world_size: which of the ranks with different data this is.
+        workers: sample the answers of all ranks, where `rollout_workers` asks for them; the first rank has them.
         multiple_of: the length of rows is a multiple of it.
     """
 
@@ -79,6 +81,7 @@ class RolloutSteps:
     ranks: Ranks
     dp_rank: int = 0
     dp_world_size: int = 1
+    workers: RolloutWorkers | None = None
     multiple_of: int = 1
 
     def __post_init__(self) -> None:
@@ -180,6 +183,10 @@ class RolloutSteps:
         """Sample the answers of the next rollout, score them, and find their advantages."""
         fingerprint = policy_fingerprint(self.model, self.ranks)
         self.number += 1
+        began = time.perf_counter()
+        if self.workers is not None:
+            self.workers.send(self.model, fingerprint)
+        self.seconds += time.perf_counter() - began
         groups, dropped = self._groups()
         rollout = self._learnt(groups, dropped)
         self.records.write(self._described(groups, rollout, step, fingerprint))
@@ -208,26 +215,10 @@ class RolloutSteps:
 
     def _scored(self, count: int) -> list[Group]:
         """Sample groups of answers to the next prompts, on all ranks, and score them on the first."""
-        size, first = self.sizes.group, self.plan.taken
+        first = self.plan.taken
         prompts = self.plan.take(count)
-        data = self.plan.dataset.prompts
-        own = range(count)[self.dp_rank :: self.dp_world_size]
         began = time.perf_counter()
-        answers = sample_answers(
-            self.model,
-            [data[prompts[place]].ids for place in own for _ in range(size)],
-            [(first + place) * size + number for place in own for number in range(size)],
-            longest=self.config.grpo.max_completion_len,
-            stop_token_ids=self.texts.stop_token_ids,
-            temperature=self.config.grpo.rollout_temperature,
-            seed=self.config.training.seed,
-        )
-        by_place: dict[int, list[Sampled]] = {}
-        for rank, found in self.ranks.all_gather_object([self.dp_rank, [list(answer) for answer in answers]]):
-            for number, answer in enumerate(found):
-                place = range(count)[rank :: self.dp_world_size][number // size]
-                by_place.setdefault(place, []).append(Sampled(*answer))
-        gathered = [by_place[place][:size] for place in range(count)]  # ranks that share a model have the same
+        gathered = (self._from_workers if self.config.grpo.rollout_workers else self._from_ranks)(prompts, first)
         self.tokens += sum(len(answer.tokens) for group in gathered for answer in group)
         self.seconds += time.perf_counter() - began
         scores = self._scores(prompts, gathered)
@@ -237,6 +228,33 @@ class RolloutSteps:
             lengths = np.array([[len(answer.tokens) for answer in group] for group in gathered])
             rewards = rewards + overlong_penalty(lengths, section.max_completion_len, section.overlong_buffer)
         return [Group(*each) for each in zip(prompts, gathered, scores, rewards, strict=True)]
+
+    def _from_ranks(self, prompts: Sequence[int], first: int) -> list[list[Sampled]]:
+        """Sample a group of answers to each prompt, every rank its share; `first` prompts were taken before."""
+        size, count, data = self.sizes.group, len(prompts), self.plan.dataset.prompts
+        own = range(count)[self.dp_rank :: self.dp_world_size]
+        answers = sample_answers(
+            self.model,
+            [data[prompts[place]].ids for place in own for _ in range(size)],
+            [(first + place) * size + number for place in own for number in range(size)],
+            **sampling_settings(self.config, self.texts),
+        )
+        by_place: dict[int, list[Sampled]] = {}
+        for rank, found in self.ranks.all_gather_object([self.dp_rank, [list(answer) for answer in answers]]):
+            for number, answer in enumerate(found):
+                place = range(count)[rank :: self.dp_world_size][number // size]
+                by_place.setdefault(place, []).append(Sampled(*answer))
+        return [by_place[place][:size] for place in range(count)]  # ranks that share a model have the same
+
+    def _from_workers(self, prompts: Sequence[int], first: int) -> list[list[Sampled]]:
+        """Let the workers of the first rank sample a group of answers to each prompt."""
+        size, count, data = self.sizes.group, len(prompts), self.plan.dataset.prompts
+        found: list[Sampled] = []
+        if self.workers is not None:
+            asked = [data[prompt].ids for prompt in prompts for _ in range(size)]
+            found = self.workers.sample(asked, range(first * size, (first + count) * size), size)
+        answers = self.ranks.all_gather_object([list(answer) for answer in found])[0]
+        return [[Sampled(*each) for each in answers[start : start + size]] for start in range(0, count * size, size)]
 
     def _scores(self, prompts: Sequence[int], groups: Sequence[Sequence[Sampled]]) -> np.ndarray:
         """Return the rewards of answers: float64 [prompts, G, names], computed by the first rank."""

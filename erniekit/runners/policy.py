@@ -28,8 +28,9 @@ from erniekit.rollouts.evaluation import RewardEvaluation
 from erniekit.rollouts.prompts import PromptDataset, PromptPlan, evaluation_prompts, training_prompts
 from erniekit.rollouts.records import RolloutRecords
 from erniekit.rollouts.rollout import Sizes, figure_names
-from erniekit.rollouts.sampling import Texts
+from erniekit.rollouts.sampling import Texts, sampling_settings
 from erniekit.rollouts.steps import RolloutSteps, with_reference_state, without_rollout
+from erniekit.rollouts.workers import RolloutWorkers
 from erniekit.training.callbacks.files import SAMPLES_FILE
 from erniekit.training.checkpoint.state import load_extra_state, load_state
 from erniekit.training.checkpoint.tensors import NO_TENSORS
@@ -80,7 +81,7 @@ class RunParts(NamedTuple):
     Attributes:
         read_steps: the micro-batches of steps, see `Trainer.read_steps`.
         run_evaluation: on held-out prompts; None where there are none.
-        close: ends what scores answers.
+        close: ends what samples and scores answers.
     """
 
     objective: Objective
@@ -149,9 +150,13 @@ def policy_run(
         )
     elif mode == "copy":
         reference = frozen_copy_reference(config, model, without_rollout(saved), ranks, mesh, measure=measure)
-    rank = {name: getattr(data.dp_rank, name) for name in ("dp_rank", "dp_world_size", "multiple_of")}
+    rank: dict[str, Any] = {name: getattr(data.dp_rank, name) for name in ("dp_rank", "dp_world_size", "multiple_of")}
     texts = texts_of(config, tokenizer, template)
     records = RolloutRecords(config.output_dir, writes=ranks.is_main_process)
+    workers = None
+    if section.rollout_workers and ranks.is_main_process:
+        workers = RolloutWorkers(config, sampling_settings(config, texts))
+    rank |= {"workers": workers}
     steps = RolloutSteps(
         config, model, data.plan, data.sizes, rewards, texts, measure, reference, records, ranks, **rank
     )
@@ -181,7 +186,13 @@ def policy_run(
     evaluation = None
     if data.held_out is not None:
         evaluation = partial(reward_evaluation(config, data.held_out, rewards, texts, ranks, data.dp_rank), model)
-    return RunParts(objective, steps.read, evaluation, rewards.close)
+
+    def close() -> None:
+        rewards.close()
+        if workers is not None:
+            workers.close()
+
+    return RunParts(objective, steps.read, evaluation, close)
 
 
 def texts_of(config: Config, tokenizer: Tokenizer, template: Template) -> Texts:

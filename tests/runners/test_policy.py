@@ -254,6 +254,42 @@ def test_a_rollout_is_of_whole_groups(make_config: Callable[..., Any], tiny_base
         preflight(config)
 
 
+@pytest.mark.proves("rollout_workers")
+@pytest.mark.parametrize(
+    ("importable", "workers", "told"),
+    [
+        (
+            False,
+            2,
+            r"config.yaml:\d+: `rollout_workers: 2`: .* not installed\n  Install it: pip install 'erniekit\[ray\]'",
+        ),
+        (True, 3, r"a rollout has 2 prompts, and a worker answers at least one of them\n  Write at most 2"),
+    ],
+    ids=["Ray", "prompts"],
+)
+def test_workers_need_ray_and_prompts(
+    make_config: Callable[..., Any],
+    tiny_base: Path,
+    prompts: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    importable: bool,
+    workers: int,
+    told: str,
+) -> None:
+    from erniekit.build import checks
+    from erniekit.build.preflight import preflight
+    from erniekit.errors import UserError
+
+    monkeypatch.setattr(checks, "is_importable", lambda module: importable)
+    config = make_config(
+        stage="GRPO", model_name_or_path=str(tiny_base), continue_training=True, train_dataset_path=str(prompts),
+        rewards=["exact_match"], num_generations=4, per_device_train_batch_size=4, gradient_accumulation_steps=2,
+        max_completion_len=8, rollout_workers=workers,
+    )  # fmt: skip
+    with pytest.raises(UserError, match=told):
+        preflight(config)
+
+
 STALE = {"num_iterations": 3, "max_steps": 3, "learning_rate": 3e-2}  # the third update has ratios far from 1
 ACTS: list[
     tuple[str, Any, dict[str, Any], str, int]
@@ -306,6 +342,10 @@ def test_a_parameter_changes_its_figure(
         ({"overlong_handling": "soft", "overlong_buffer": 9}, "is above max_completion_len 8"),
         ({"reference_model": "precomputed", "beta": 0.1}, "answers are not known before they are sampled"),
         ({"train_dataset_type": "asr"}, "stage GRPO reads prompts, not asr"),
+        ({"rollout_workers": 2, "tensor_parallel_degree": 2}, "a rank has a slice of each weight to send"),
+        ({"rollout_workers": 2, "weight_quantize_algo": "fp8_linear"}, "ranges of activations that training measures"),
+        ({"rollout_workers": 2, "device": "gpu"}, "workers compute on CPUs only"),
+        ({"rollout_workers": 2, "ray_address": "ray://10.0.0.1:10001"}, "is no `HOST:PORT`"),
     ],
 )
 def test_what_cannot_be_is_refused(answer_prompts: Callable[..., Any], parameters: dict[str, Any], told: str) -> None:

@@ -165,6 +165,24 @@ class GrpoParameters:
         needs=when("dynamic_sampling"),
         example=4,
     )
+    rollout_workers: int = parameter(
+        0,
+        "The number of processes of Ray (`pip install 'erniekit[ray]'`) that sample the answers of training, each with "
+        "a copy of the model and with a share of the prompts of a rollout. Before each rollout they get the weights, "
+        "and the run ends where a process has others. The answers are those of the run without workers. 0 samples in "
+        "the training process. Held-out prompts are always answered there.",
+        minimum=0,
+        unit="processes",
+        example=4,
+    )
+    ray_address: str = parameter(
+        "",
+        "The address of a Ray cluster, `HOST:PORT`, whose machines run the workers; `ray start --head` prints it. "
+        "Empty starts a Ray for this run alone, which listens on the loopback address of this machine and ends with "
+        "the run.",
+        needs=when("rollout_workers", above=0),
+        example="10.0.0.1:6379",
+    )
 
 
 def policy_loss(builder: ConfigBuilder) -> str:
@@ -268,6 +286,33 @@ def one_stage_of_a_pipeline(builder: ConfigBuilder) -> None:
         builder.problem("pipeline_parallel_degree", what, "write 1, and `tensor_parallel_degree` for a large model")
 
 
+@rule("rollout_workers", "tensor_parallel_degree", "weight_quantize_algo", "device", stages=("GRPO",), verbs=("train",))
+def workers_have_whole_models(builder: ConfigBuilder) -> None:
+    """`rollout_workers` is 0 with tensor parallelism, with FP8 and on other devices than a CPU."""
+    if not builder["rollout_workers"]:
+        return
+    reasons = {
+        "tensor_parallel_degree": builder["tensor_parallel_degree"] > 1
+        and "a worker answers with a whole model, and a rank has a slice of each weight to send",
+        "weight_quantize_algo": builder["weight_quantize_algo"] == "fp8_linear"
+        and "FP8 computes with ranges of activations that training measures, and workers only get weights",
+        "device": builder["device"] not in ("auto", "cpu") and "workers compute on CPUs only",
+    }
+    for name, what in reasons.items():
+        if what:
+            builder.problem("rollout_workers", f"{what} (`{name}: {builder[name]}`)", f"write 0, or another `{name}`")
+
+
+@rule("ray_address", stages=("GRPO",), verbs=("train",))
+def an_address_has_a_port(builder: ConfigBuilder) -> None:
+    """`ray_address` is empty or `HOST:PORT`."""
+    host, _, port = builder["ray_address"].rpartition(":")
+    if builder["ray_address"] and not (host and "/" not in host and port.isdecimal()):
+        builder.problem(
+            "ray_address", "is no `HOST:PORT`", "write what `ray start --head` prints, such as 10.0.0.1:6379"
+        )
+
+
 @rule("train_dataset_type", stages=("GRPO",))
 def prompts_are_not_packed(builder: ConfigBuilder) -> None:
     """Stage GRPO reads records of dialogues, whose last answer may be missing."""
@@ -301,6 +346,8 @@ SECTION = section(
         generation_has_the_weights,
         answers_differ_in_length,
         one_stage_of_a_pipeline,
+        workers_have_whole_models,
+        an_address_has_a_port,
         prompts_are_not_packed,
         each_answer_is_a_row,
     ),
