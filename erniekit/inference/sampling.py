@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+_AT_ONCE = 1 << 20  # logits that become float64 together
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -37,6 +39,13 @@ class Sampling:
         changed = self.presence_penalty or self.frequency_penalty or self.logit_bias
         return self.temperature == 0.0 and self.repetition_penalty == 1.0 and not changed
 
+    @property
+    def draws_by_temperature(self) -> bool:
+        """Whether the temperature alone changes the probabilities by which tokens are drawn."""
+        changed = self.presence_penalty or self.frequency_penalty or self.logit_bias or self.repetition_penalty != 1.0
+        some = self.top_k or self.top_p < 1.0 or self.min_p > 0.0
+        return self.temperature > 0.0 and not changed and not some
+
 
 class TokenLogprobs(NamedTuple):
     """Natural logarithms of probabilities before penalties and temperature: of the token that was taken, and of the
@@ -65,12 +74,49 @@ def sample_token(
     _shift(logits, seen[len(seen) - answered :], sampling)
     if sampling.temperature == 0.0:
         return int(logits.argmax())
-    if sampling.top_k or sampling.min_p > 0.0 or sampling.top_p < 1.0:
-        weights = token_probabilities(logits, sampling)
-    else:  # nothing has to be sorted
-        weights = np.exp((logits - logits.max()) / sampling.temperature)
-    sums = np.cumsum(weights)
+    sums = np.cumsum(token_probabilities(logits, sampling))
     return int(np.searchsorted(sums, generator.random() * sums[-1], side="right"))
+
+
+def draw_by_temperature(
+    logits_RV: np.ndarray, samplings: Sequence[Sampling], generators: Sequence[np.random.Generator]
+) -> list[tuple[int, TokenLogprobs | None]]:
+    """Draw the next tokens of rows of float32 logits [R, V] at once, with the logarithms of probabilities they want.
+
+    Each row gives what `sample_token` and `token_logprobs` give of it alone. `draws_by_temperature` must hold for all
+    settings. Rows with logits that are not finite give a token that means nothing.
+    """
+    drawn: list[tuple[int, TokenLogprobs | None]] = []
+    step = max(1, _AT_ONCE // logits_RV.shape[1])
+    for start in range(0, len(logits_RV), step):
+        rows = slice(start, start + step)
+        drawn += _draw_some(logits_RV[rows], samplings[rows], generators[rows])
+    return drawn
+
+
+def _draw_some(
+    logits_RV: np.ndarray, samplings: Sequence[Sampling], generators: Sequence[np.random.Generator]
+) -> list[tuple[int, TokenLogprobs | None]]:
+    temperatures_R1 = np.array([[sampling.temperature] for sampling in samplings])
+    tempered_R1 = np.array([[s.temperature if s.tempered_logprobs else 1.0] for s in samplings], np.float32)
+    with np.errstate(all="ignore"):  # what is not finite is told by the caller
+        shifted_RV = logits_RV.astype(np.float64) - logits_RV.max(axis=1, keepdims=True)
+        sums_RV = np.cumsum(np.exp(shifted_RV / temperatures_R1), axis=1)
+        places_R = np.array([generator.random() for generator in generators]) * sums_RV[:, -1]
+        tokens = np.minimum((sums_RV <= places_R[:, None]).sum(axis=1), logits_RV.shape[1] - 1).tolist()
+        shown_RV = logits_RV / tempered_R1
+        chosen: list[float] = []
+        if any(sampling.logprobs == 0 for sampling in samplings):
+            shifted_RV = shown_RV.astype(np.float64) - shown_RV.max(axis=1, keepdims=True)
+            normaliser_R = np.log(np.exp(shifted_RV).sum(axis=1))
+            chosen = (shifted_RV[np.arange(len(tokens)), tokens] - normaliser_R).tolist()
+    logprobs: list[TokenLogprobs | None] = []
+    for row, (sampling, token) in enumerate(zip(samplings, tokens, strict=True)):
+        if not sampling.logprobs:
+            logprobs.append(None if sampling.logprobs is None else TokenLogprobs(chosen[row], ()))
+        else:
+            logprobs.append(token_logprobs(shown_RV[row], token, sampling.logprobs))
+    return list(zip(tokens, logprobs, strict=True))
 
 
 def _shift(logits_V: np.ndarray, answer: Sequence[int], sampling: Sampling) -> None:

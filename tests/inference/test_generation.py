@@ -6,8 +6,16 @@ import numpy as np
 import pytest
 
 from erniekit.errors import UserError
+from erniekit.inference import sampling as sampling_module
 from erniekit.inference.generation import generate, make_request, stream
-from erniekit.inference.sampling import Sampling, sample_token, token_logprobs, token_probabilities
+from erniekit.inference.sampling import (
+    Sampling,
+    draw_by_temperature,
+    random_stream,
+    sample_token,
+    token_logprobs,
+    token_probabilities,
+)
 from erniekit.native import library
 from tests.model.tiny import logits_of, tiny_model
 
@@ -189,3 +197,32 @@ def test_logprobs_are_those_of_a_softmax():
     assert [token for token, _ in found.top] == [1, 2]
     np.testing.assert_allclose([value for _, value in found.top], expected[[1, 2]], atol=1e-6)
     assert token_logprobs(logits, 1, 0).top == () and len(token_logprobs(logits, 1, 9).top) == 3
+
+
+@pytest.mark.parametrize("at_once", [1, 1 << 20])
+@pytest.mark.parametrize("logprobs", [None, 0, 3])
+@pytest.mark.parametrize("tempered", [False, True])
+def test_rows_that_are_drawn_together_are_what_each_is_alone(
+    monkeypatch: pytest.MonkeyPatch, at_once: int, logprobs: int | None, tempered: bool
+) -> None:
+    monkeypatch.setattr(sampling_module, "_AT_ONCE", at_once)
+    logits = np.random.default_rng(0).normal(scale=4.0, size=(5, 301)).astype(np.float32)
+    settings = [
+        Sampling(temperature=0.5 + row / 3, seed=row, logprobs=logprobs, tempered_logprobs=tempered) for row in range(5)
+    ]
+    generators, others = ([random_stream(each, 7) for each in settings] for _ in range(2))
+    for _ in range(20):
+        for row, found in enumerate(draw_by_temperature(logits, settings, generators)):
+            token = sample_token(logits[row], [], settings[row], others[row])
+            shown = logits[row] / np.float32(settings[row].temperature) if tempered else logits[row]
+            assert found == (token, None if logprobs is None else token_logprobs(shown, token, logprobs))
+
+
+def test_what_draws_by_its_temperature_alone() -> None:
+    assert Sampling(temperature=0.7).draws_by_temperature
+    others = [
+        {"temperature": 0.0}, {"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}, {"repetition_penalty": 1.1},
+        {"presence_penalty": 0.5}, {"frequency_penalty": 0.5}, {"logit_bias": ((1, 2.0),)},
+    ]  # fmt: skip
+    for values in others:
+        assert not Sampling(**{"temperature": 0.7, **values}).draws_by_temperature, values

@@ -18,7 +18,14 @@ import numpy as np
 from erniekit.errors import UserError
 from erniekit.inference.decoding.blocks import BlockTables, blocks_of
 from erniekit.inference.decoding.step import BLOCK_TOKENS, Step, StepBatch
-from erniekit.inference.sampling import Sampling, TokenLogprobs, random_stream, sample_token, token_logprobs
+from erniekit.inference.sampling import (
+    Sampling,
+    TokenLogprobs,
+    draw_by_temperature,
+    random_stream,
+    sample_token,
+    token_logprobs,
+)
 
 MAX_RUNNING = 64  # requests whose answers grow side by side
 STEP_TOKENS = 512  # of all requests in one step; more of a prompt wait for the next one
@@ -185,13 +192,12 @@ class Scheduler:
         chosen = self._choose()
         if not chosen:
             return []
-        logits = iter(self._step.logits(self._batch(chosen)))
-        events = []
+        logits_RV = self._step.logits(self._batch(chosen))
         for sequence, count in chosen:
             sequence.cached += count
-            if sequence.pending == 0:
-                events.append(self._advance(sequence, next(logits)))
-        return events
+        ready = [sequence for sequence, _ in chosen if sequence.pending == 0]
+        tokens = _drawn_together(ready, logits_RV)
+        return [self._advance(*each, tokens.get(each[0].id)) for each in zip(ready, logits_RV, strict=True)]
 
     def _make_room(self) -> None:
         """Give every running request the blocks for its newest token, the oldest first."""
@@ -256,23 +262,15 @@ class Scheduler:
             adapters=first.request.adapters,
         )
 
-    def _advance(self, sequence: _Sequence, logits_V: np.ndarray) -> Event:
-        """Choose the next token of an answer."""
-        request = sequence.request
+    def _advance(
+        self, sequence: _Sequence, logits_V: np.ndarray, drawn: tuple[int, TokenLogprobs | None] | None
+    ) -> Event:
+        """Take the next token of an answer, which may be drawn already."""
+        request, sampling = sequence.request, sequence.request.sampling
         if not np.isfinite(logits_V.max()):  # which is NaN if any of them is
             self._finish(sequence)
             return Event(sequence.id, None, "failed")
-        shown = logits_V
-        if request.constraint is not None:
-            logits_V = np.where(request.constraint.allowed(), logits_V, np.float32(-np.inf))
-        token = sample_token(
-            logits_V, sequence.tokens, request.sampling, sequence.generator, answered=sequence.answered
-        )
-        sampling = request.sampling
-        wanted = sampling.logprobs
-        if wanted is not None and sampling.tempered_logprobs:
-            shown = shown / np.float32(sampling.temperature)
-        logprobs = None if wanted is None else token_logprobs(shown, token, wanted)
+        token, logprobs = drawn or _chosen(sequence, logits_V)
         if token in sampling.stop_token_ids:
             self._finish(sequence)
             return Event(sequence.id, None, "stop", ending=(token, logprobs))
@@ -288,3 +286,34 @@ class Scheduler:
     def _finish(self, sequence: _Sequence) -> None:
         self._running.remove(sequence)
         self._blocks.release(sequence.id)
+
+
+def _drawn_together(
+    sequences: Sequence[_Sequence], logits_RV: np.ndarray
+) -> dict[int, tuple[int, TokenLogprobs | None]]:
+    """Return the next tokens of those that draw by temperature alone, by the ids of their requests."""
+    rows = [
+        row
+        for row, sequence in enumerate(sequences)
+        if sequence.request.constraint is None and sequence.request.sampling.draws_by_temperature
+    ]
+    if not rows:
+        return {}
+    own = [sequences[row] for row in rows]
+    logits_RV = logits_RV if len(rows) == len(logits_RV) else logits_RV[rows]
+    samplings = [sequence.request.sampling for sequence in own]
+    tokens = draw_by_temperature(logits_RV, samplings, [sequence.generator for sequence in own])
+    return {sequence.id: token for sequence, token in zip(own, tokens, strict=True)}
+
+
+def _chosen(sequence: _Sequence, logits_V: np.ndarray) -> tuple[int, TokenLogprobs | None]:
+    """Choose the next token of an answer."""
+    request, sampling, shown = sequence.request, sequence.request.sampling, logits_V
+    if request.constraint is not None:
+        logits_V = np.where(request.constraint.allowed(), logits_V, np.float32(-np.inf))
+    token = sample_token(logits_V, sequence.tokens, sampling, sequence.generator, answered=sequence.answered)
+    if sampling.logprobs is None:
+        return token, None
+    if sampling.tempered_logprobs:
+        shown = shown / np.float32(sampling.temperature)
+    return token, token_logprobs(shown, token, sampling.logprobs)
