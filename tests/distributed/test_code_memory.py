@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from erniekit.distributed.planning.code_memory import code_head_values, code_states
-from erniekit.distributed.planning.memory import CHUNK_LOGITS, Workload, training_memory
+from erniekit.distributed.planning.head_memory import CHUNK_LOGITS
+from erniekit.distributed.planning.memory import Workload, training_memory
 from erniekit.distributed.topology import Topology
 from erniekit.model.architectures.parts import LLM
 from tests.model.tiny import tiny_config
