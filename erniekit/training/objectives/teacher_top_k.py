@@ -14,6 +14,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -64,6 +65,8 @@ def check_complete(folder: Path, fingerprint: Mapping[str, Any], parameter: str)
         stored = json.loads((folder / INDEX).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return False
+    except NotADirectoryError:
+        raise ConfigurationError(f"{parameter}: {folder.parent} is a file\n  Name a folder.") from None
     except (OSError, ValueError):
         stored = {}
     different = [name for name, value in fingerprint.items() if stored.get(name) != value]
@@ -83,23 +86,39 @@ def write_part(
 
     Args:
         folder: of the arrays of this run, see `arrays_folder`.
+
+    Raises:
+        ConfigurationError: the folder cannot be written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     counts = [target_count(dataset, index) for index in range(part, len(dataset), parts)]
     starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).astype(np.int64)
-    np.save(folder / f"starts-{part}.npy", starts)
-    files = {
-        name: np.lib.format.open_memmap(folder / f"{name}-{part}.npy", mode="w+", dtype=dtype, shape=(starts[-1], k))
-        for name, dtype in (("tokens", np.int32), ("logprobs", np.float32))
-    }
     row = 0
-    for _, found in batches:
-        for name, values in found._asdict().items():
-            files[name][row : row + len(values)] = values
-        row += len(found.tokens)
+    with _told(folder), ExitStack() as opened:
+        folder.mkdir(parents=True, exist_ok=True)
+        np.save(folder / f"starts-{part}.npy", starts)
+        files = {}
+        for name, dtype in (("tokens", "<i4"), ("logprobs", "<f4")):
+            # written as it comes: a full disk is an error, and would end a process that writes to mapped memory
+            files[name] = opened.enter_context(open(folder / f"{name}-{part}.npy", "wb"))
+            header = {"descr": dtype, "fortran_order": False, "shape": (int(starts[-1]), k)}
+            np.lib.format.write_array_header_1_0(files[name], header)
+        for _, found in batches:
+            for name, values in found._asdict().items():
+                files[name].write(values.astype(values.dtype.newbyteorder("<"), copy=False).tobytes())
+            row += len(found.tokens)
     assert row == starts[-1], "a teacher says something of every target"
-    for file in files.values():
-        file.flush()
+
+
+@contextmanager
+def _told(folder: Path) -> Iterator[None]:
+    """Inside, an error of the disk becomes a ConfigurationError."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigurationError(
+            f"teacher_top_k: {folder} cannot be written: {error.strerror or error}\n"
+            "  Free some space, or name a folder elsewhere: teacher_top_k_dir."
+        ) from None
 
 
 def arrays_folder(folder: Path, run: str) -> Path:
@@ -119,8 +138,9 @@ def finish(folder: Path, fingerprint: Mapping[str, Any], parts: int, run: str) -
         return
     temporary = folder / f".{INDEX}.{run}"
     stored = {**fingerprint, "parts": parts, "arrays": arrays.name}
-    temporary.write_text(json.dumps(stored, indent=1), encoding="utf-8")
-    os.replace(temporary, folder / INDEX)
+    with _told(folder):
+        temporary.write_text(json.dumps(stored, indent=1), encoding="utf-8")
+        os.replace(temporary, folder / INDEX)
 
 
 def target_count(dataset: Dataset, index: int) -> int:
@@ -158,16 +178,25 @@ def measure_top_k(
 
 
 class TopKTable:
-    """A complete table, of which only what is asked for is read."""
+    """A complete table, of which only what is asked for is read.
+
+    Raises:
+        ConfigurationError: a file of it is missing or damaged.
+    """
 
     def __init__(self, folder: Path) -> None:
-        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
-        arrays, parts = folder / index["arrays"], index["parts"]
-        self._starts = [np.load(arrays / f"starts-{part}.npy") for part in range(parts)]
-        self._tokens, self._logprobs = (
-            [np.load(arrays / f"{name}-{part}.npy", mmap_mode="r") for part in range(parts)]
-            for name in ("tokens", "logprobs")
-        )
+        try:
+            index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+            arrays, parts = folder / index["arrays"], range(index["parts"])
+            self._starts = [np.load(arrays / f"starts-{part}.npy") for part in parts]
+            self._tokens, self._logprobs = (
+                [np.load(arrays / f"{name}-{part}.npy", mmap_mode="r") for part in parts]
+                for name in ("tokens", "logprobs")
+            )
+        except (OSError, ValueError, EOFError, KeyError, TypeError) as error:
+            raise ConfigurationError(
+                f"teacher_top_k: {folder} is damaged: {error}\n  Remove the folder, and it is written anew."
+            ) from None
 
     def of_batch(self, batch: Batch) -> TopK:
         """Return the rows of a batch's positions that have a label, in order."""
