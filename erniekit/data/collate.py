@@ -64,10 +64,12 @@ def collate(
             for name, array in more.items():
                 if name in sample.arrays:
                     array[number, start:end] = sample.arrays[name]
+            begins = sample.answers if sample.pair is None else (sample.pair.chosen, sample.pair.rejected)
+            for first, last in pairwise((*begins, end - start)):
+                position_ids[number, start + first : start + last] -= first - begins[0]
+                document_ends[number, start + first : start + last] = start + last
             if sample.pair is not None:
                 chosen, rejected = start + sample.pair.chosen, start + sample.pair.rejected
-                position_ids[number, rejected:end] -= rejected - chosen
-                document_ends[number, chosen:rejected] = rejected
                 answers[number, chosen:rejected] = 2 * len(score_differences)
                 answers[number, rejected:end] = 2 * len(score_differences) + 1
                 score_differences.append(sample.pair.score_difference)

@@ -169,8 +169,7 @@ def _refuse_missing_features(config: ModelConfig) -> None:
             f"{config.model_type}: attention has sinks, which a saved program cannot compute yet.\n  Export the model "
             "as Hugging Face files instead."
         )
-    windows = {config.architecture.layer_attention(config, layer).window for layer in range(config.num_hidden_layers)}
-    for window in windows - {None}:
+    for window in config.windows:
         raise ModelFileError(
             f"{config.model_type}: layers attend to the last {window:,} positions only (sliding_window), which a saved "
             "program cannot compute yet.\n  Export the model as Hugging Face files instead."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
@@ -121,13 +121,44 @@ class Rollout:
         """Return the rollout with some of its arrays."""
         return replace(self, **{name: np.asarray(value, _DTYPES[name]) for name, value in values.items()})
 
-    def batch(self, answers: Sequence[int], pad_id: int) -> Batch:
-        """Return the micro-batch of some answers, each a row."""
+    def batch(self, answers: Sequence[int], pad_id: int, row_length: int = 0, *, share_prompts: bool = False) -> Batch:
+        """Return the micro-batch of some answers, laid end to end in their order.
+
+        Args:
+            row_length: the most tokens of a row with several answers.
+            share_prompts: neighbours that answer the same prompt have it once in a row; all but its last token, which
+                predicts another token in each of them.
+        """
+        rows: list[list[Sample]] = []
+        indices: list[list[int]] = []
+        room = 0
+        for number, sample in enumerate(self._samples(answers)):
+            prompt, size = int(self.prompts[answers[number]]), len(sample.input_ids)
+            shares = share_prompts and room > 0 and indices[-1][-1] == prompt
+            shared = int(self.prompt_lengths[answers[number]]) - 1 if shares else 0
+            if size - shared > room:
+                rows.append([])
+                indices.append([])
+                room, shared = max(row_length, size), 0
+            if shared:
+                rows[-1][-1] = _with_answer(rows[-1][-1], sample, shared)
+            else:
+                rows[-1].append(sample)
+            indices[-1].append(prompt)
+            room -= size - shared
+        batch = collate(rows, indices, pad_id, arrays=("answer_of", *self._per_token))
+        return batch.with_arrays(answer_figures=self.figures[list(answers)])
+
+    @property
+    def _per_token(self) -> list[str]:
+        """The names of the arrays [T] that a batch has."""
+        logps = [name for name in ("old_logps", "reference_logps") if len(getattr(self, name))]
+        return ["advantages", "sampled_logps", *logps]
+
+    def _samples(self, answers: Sequence[int]) -> Iterator[Sample]:
+        """Yield some answers, each behind its prompt."""
         begins = np.concatenate([[0], np.cumsum(self.prompt_lengths + self.lengths)])
         starts = self.starts
-        per_token = ["advantages", "sampled_logps"]
-        per_token += [name for name in ("old_logps", "reference_logps") if len(getattr(self, name))]
-        rows = []
         for number, answer in enumerate(answers):
             ids = self.tokens[begins[answer] : begins[answer + 1]]
             first = int(self.prompt_lengths[answer]) - 1  # the position that predicts the first token of the answer
@@ -135,16 +166,12 @@ class Rollout:
             if not self.masked[answer]:
                 labels[first:] = ids[first + 1 :]
             arrays: dict[str, np.ndarray] = {"answer_of": np.where(labels != IGNORE_INDEX, number, -1).astype(np.int32)}
-            for name in per_token:
+            for name in self._per_token:
                 values: np.ndarray = np.zeros(len(labels), np.float32)
                 if len(own := getattr(self, name)):
                     values[first:] = own[starts[answer] : starts[answer + 1]]
                 arrays[name] = values
-            rows.append([Sample(ids[:-1].astype(np.int32), labels, arrays=arrays)])
-        batch = collate(
-            rows, [[int(self.prompts[answer])] for answer in answers], pad_id, arrays=("answer_of", *per_token)
-        )
-        return batch.with_arrays(answer_figures=self.figures[list(answers)])
+            yield Sample(ids[:-1].astype(np.int32), labels, arrays=arrays)
 
     def scattered(self, answers: Sequence[int], values: np.ndarray, into: np.ndarray) -> None:
         """Put the values of the tokens of some answers, in their order, where they belong in an array of all T."""
@@ -159,6 +186,18 @@ class Rollout:
     def arrays(self) -> Mapping[str, np.ndarray]:
         """Return its arrays by name, as a checkpoint holds them."""
         return {item.name: getattr(self, item.name) for item in fields(self)}
+
+
+def _with_answer(sample: Sample, other: Sample, shared: int) -> Sample:
+    """Return the answers of a sample and that of another one, behind the `shared` tokens with which both begin."""
+    rest = other.arrays
+    return replace(
+        sample,
+        input_ids=np.concatenate([sample.input_ids, other.input_ids[shared:]]),
+        labels=np.concatenate([sample.labels, other.labels[shared:]]),
+        arrays={name: np.concatenate([values, rest[name][shared:]]) for name, values in sample.arrays.items()},
+        answers=(*(sample.answers or (shared,)), len(sample.input_ids)),
+    )
 
 
 def answers_of_update(count: int, updates: int, update: int, rollout: int, seed: int) -> np.ndarray:

@@ -67,6 +67,7 @@ class RolloutSteps:
         dp_rank, dp_world_size: which of the ranks with different data this is.
         workers: sample the answers of all ranks, where `rollout_workers` asks for them; the first rank has them.
         multiple_of: the length of rows is a multiple of it.
+        row_length: the most tokens of a row with several answers; 0: each has a row of its own.
     """
 
     config: Config
@@ -83,6 +84,7 @@ class RolloutSteps:
     dp_world_size: int = 1
     workers: RolloutWorkers | None = None
     multiple_of: int = 1
+    row_length: int = 0
 
     def __post_init__(self) -> None:
         self.number = 0  # of rollouts that were sampled
@@ -171,11 +173,12 @@ class RolloutSteps:
         seed, size = self.config.training.seed, self.config.training.per_device_train_batch_size
         chosen = answers_of_update(len(rollout), self.sizes.updates, update, self.number, seed)
         starts = range(0, len(chosen), size)[self.dp_rank :: self.dp_world_size]
-        return [
-            self._padded(rollout.batch(chosen[start : start + size].tolist(), self.texts.pad_id)) for start in starts
-        ]
+        return [self._batch(rollout, chosen[start : start + size].tolist()) for start in starts]
 
-    def _padded(self, batch: Batch) -> Batch:
+    def _batch(self, rollout: Rollout, answers: Sequence[int]) -> Batch:
+        """Return a micro-batch, in whose rows neighbours share their prompt, unless windows of attention count it."""
+        shares = min(self.model.config.windows, default=self.row_length) >= self.row_length
+        batch = rollout.batch(answers, self.texts.pad_id, self.row_length, share_prompts=shares)
         rows, length = batch.shape
         return batch.padded(rows, length + -length % self.multiple_of)
 

@@ -156,7 +156,7 @@ def policy_run(
     workers = None
     if section.rollout_workers and ranks.is_main_process:
         workers = RolloutWorkers(config, sampling_settings(config, texts))
-    rank |= {"workers": workers}
+    rank |= {"workers": workers, "row_length": config.training.max_seq_len if config.acceleration.packing else 0}
     steps = RolloutSteps(
         config, model, data.plan, data.sizes, rewards, texts, measure, reference, records, ranks, **rank
     )

@@ -29,9 +29,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     found: list[list[int]] = []
     make = Rollout.batch
 
-    def batch(self: Rollout, chosen: Sequence[int], pad_id: int) -> Any:
+    def batch(self: Rollout, chosen: Sequence[int], *given: Any, **named: Any) -> Any:
         found.append(list(chosen))
-        return make(self, chosen, pad_id)
+        return make(self, chosen, *given, **named)
 
     monkeypatch.setattr(Rollout, "batch", batch)
     return found
@@ -128,3 +128,13 @@ def test_records_are_cut_when_the_run_begins_and_not_before() -> None:
     own.restore(TensorFiles(tuple(held), held.__getitem__), 1)
     assert not kept
     assert list(own.read(1, 1)) == [] and kept == [3]
+
+
+@pytest.mark.parametrize(("windows", "positions"), [({}, 8), ({64}, 8), ({4, 64}, 10)])
+def test_a_window_of_attention_counts_each_prompt(windows: set[int], positions: int) -> None:
+    """In a row that answers share, the second would stand further from the prompt than it does."""
+    steps = steps_of(["length"])
+    model = SimpleNamespace(config=SimpleNamespace(windows=frozenset(windows)))
+    steps.model, steps.row_length, steps.texts = cast(Any, model), 16, cast(Any, SimpleNamespace(pad_id=0))
+    rollout = Rollout.of([0, 0], [[1, 2, 3]] * 2, [[4, 5, 6]] * 2, [[-0.5] * 3] * 2, [False] * 2)
+    assert steps._batch(rollout, [0, 1]).token_count == positions

@@ -52,7 +52,7 @@ def start_ours(folder: Path, options: argparse.Namespace) -> Worker:
     words = {
         "model_name_or_path": folder, "output_dir": folder / "ours", "train_dataset_path": PROMPTS, "do_eval": "false",
         "rewards": f"python:{SIDES / 'rollouts_reward.py'}:letters", "num_generations": options.group, "beta": 0.0,
-        "max_completion_len": options.longest, "max_seq_len": options.longest + 128, "max_steps": 100_000,
+        "max_completion_len": options.longest, "max_seq_len": 1024, "max_steps": 100_000,
         "per_device_train_batch_size": options.answers, "dynamic_sampling": "false", "learning_rate": 1e-6,
         "lr_scheduler_type": "constant", "warmup_steps": 0, "weight_decay": 0.01, "logging_steps": 1,
         "save_strategy": "no", "report_to": "none", "disable_tqdm": "true",

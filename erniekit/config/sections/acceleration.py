@@ -64,7 +64,8 @@ class AccelerationParameters:
         Derived("`true`; `false` with `batch_tokens` or `batch_seconds`", _packing, True),
         "Concatenate several samples to one sequence of up to `max_seq_len` tokens, so that no computation is spent on "
         "padding. Samples of a pack do not attend to each other, and the positions of each start at 0. When false "
-        "every sample is a separate sequence, padded to the longest of its batch.",
+        "every sample is a separate sequence, padded to the longest of its batch. In stage GRPO samples are the "
+        "answers of a micro-batch, and those to one prompt have it once in a pack.",
         verbs=("train", "eval", "preview"),
     )
     greedy_intokens: bool = parameter(

@@ -12,7 +12,7 @@ SCALED = ("grpo", "dapo", "gspo")  # whose advantages are divided by the deviati
 OF_SEQUENCES = ("gspo", "rloo")  # whose ratio is that of a whole answer
 _CLIP_HIGH = {"dapo": 0.28, "gspo": 4e-4}
 _UNUSED = (
-    "packing", "greedy_intokens", "buffer_size", "batch_tokens", "max_batch_samples", "min_sample_len",
+    "greedy_intokens", "buffer_size", "batch_tokens", "max_batch_samples", "min_sample_len",
     "max_sample_len", "curriculum", "dataloader_num_workers", "distributed_dataloader", "multi_token_pred_lambda",
     "max_evaluate_steps", "per_device_eval_batch_size", "media_dir",
 )  # fmt: skip
@@ -322,11 +322,12 @@ def prompts_are_not_packed(builder: ConfigBuilder) -> None:
 
 
 @rule(*_UNUSED, stages=("GRPO",), verbs=("train", "eval"))
-def each_answer_is_a_row(builder: ConfigBuilder) -> None:
-    """In stage GRPO every answer is a row of its own; parameters of packing and of reading ahead have no effect."""
+def answers_are_laid_in_order(builder: ConfigBuilder) -> None:
+    """In stage GRPO answers are packed in their order; parameters of other packing and of reading ahead have no
+    effect."""
     for name in _UNUSED:
         if builder.differs(name):
-            builder.no_effect(name, "in stage GRPO: each sampled answer is a row, and prompts are read once")
+            builder.no_effect(name, "in stage GRPO: answers are packed in their order, and prompts are read once")
 
 
 SECTION = section(
@@ -349,6 +350,6 @@ SECTION = section(
         workers_have_whole_models,
         an_address_has_a_port,
         prompts_are_not_packed,
-        each_answer_is_a_row,
+        answers_are_laid_in_order,
     ),
 )

@@ -53,11 +53,13 @@ class PairOffsets(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One document, or a prompt with two answers. labels[i] is the token that position i should predict, or -100.
+    """One document, or a prompt with several answers. labels[i] is the token that position i should predict, or -100.
 
     Attributes:
         input_ids, labels: int32[n].
         pair: None for a document.
+        answers: where the answers to one prompt begin, each of which sees the prompt and itself; () for one document,
+            and for a pair, which says it itself.
         arrays: further values of the n positions, by the name of their array in a batch (`data.batch.ARRAY_SPECS`).
         clips: the recordings whose placeholder tokens are among the positions, in their order.
         words: of a record that is interleaved anew in each epoch (`data.interleave`), whose labels are then empty;
@@ -81,6 +83,7 @@ class Sample:
     seconds: float = 0.0
     spoken: np.ndarray | None = None
     codes: np.ndarray | None = None
+    answers: tuple[int, ...] = ()
 
 
 class TemplateRefusedError(DataError):

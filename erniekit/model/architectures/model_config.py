@@ -95,6 +95,12 @@ class ModelConfig:
         return architecture_named(self.model_type)
 
     @property
+    def windows(self) -> frozenset[int]:
+        """The windows of its layers, in positions; those that attend to all have none."""
+        found = (self.architecture.layer_attention(self, layer).window for layer in range(self.num_hidden_layers))
+        return frozenset(window for window in found if window)
+
+    @property
     def ties_head(self) -> bool:
         """Whether the head is the embedding. `tie_word_embeddings` says it of decoders whose head predicts tokens."""
         return self.tie_word_embeddings and self.architecture.codes is None and not self.scored

@@ -277,7 +277,7 @@ def _decoder_shapes(text: Architecture, names: Mapping[str, str], config: ModelC
 def _decoder_problems(config: ModelConfig) -> list[str]:
     """Return why a decoder cannot stand between tables and heads of codes."""
     architecture, lines = config.architecture, []
-    if any(architecture.layer_attention(config, layer).window for layer in range(config.num_hidden_layers)):
+    if config.windows:
         lines.append("layers attend to a window, and a window of documents that are read both ways is not defined here")
     if architecture.attention_sinks:
         lines.append("attention has sinks, and a sink of documents that are read both ways is not defined here")

@@ -12,6 +12,7 @@
 #define PANEL_LINES 64     // of W [in, out] that several rows meet before the next lines
 #define PANEL_COLUMNS 512
 #define STRIP 4            // vectors of a strip of a panel, which stays in the first cache
+#define PACKED_ROWS 12     // of so many a strip of a panel is copied to where no two lines share a place of the first cache
 #define STEP (2 * VL)      // inputs that are read at once of W [out, in]
 #define DENSE_OUTPUTS 64   // outputs whose codes become float32 at once, for MKL
 #define NEAR_OUTPUTS 8     // the same for products of our own, so that they stay in a near cache
@@ -64,10 +65,9 @@ INLINE void add_strip(const int rows, const int vectors, int64_t lines, const fl
         for (int v = 0; v < vectors; v++) store(y + r * line + v * VL, sums[r][v]);
 }
 
-// The same of any number of rows; the first of them ask for the lines that come next.
+// The same of any number of rows; the first of them ask for what comes next.
 INLINE void add_rows(const int vectors, int64_t lines, int64_t rows, const float* x, int64_t x_line, const float* w,
-                     int64_t w_line, float* y, int64_t line) {
-    int64_t ahead = PANEL_LINES * w_line;
+                     int64_t w_line, float* y, int64_t line, int64_t ahead) {
     for (; rows >= MOST_ROWS; rows -= MOST_ROWS, x += MOST_ROWS * x_line, y += MOST_ROWS * line, ahead = 0)
         add_strip(MOST_ROWS, vectors, lines, x, x_line, w, w_line, y, line, ahead);
     switch (rows) {
@@ -82,8 +82,21 @@ INLINE void add_rows(const int vectors, int64_t lines, int64_t rows, const float
 static void add_panel(int64_t lines, int64_t width, int64_t rows, const float* x, int64_t x_line, const float* w,
                       int64_t w_line, float* y, int64_t line) {
     int64_t o = 0;
-    for (; o + STRIP * VL <= width; o += STRIP * VL) add_rows(STRIP, lines, rows, x, x_line, w + o, w_line, y + o, line);
-    for (; o + VL <= width; o += VL) add_rows(1, lines, rows, x, x_line, w + o, w_line, y + o, line);
+    if (rows >= PACKED_ROWS) {
+        float packed[PANEL_LINES * STRIP * VL] __attribute__((aligned(64)));
+        for (; o + STRIP * VL <= width; o += STRIP * VL) {
+            for (int64_t k = 0; k < lines; k++)
+                for (int v = 0; v < STRIP; v++) {
+                    store(packed + (k * STRIP + v) * VL, load(w + o + k * w_line + v * VL));
+                    __builtin_prefetch(w + o + (k + PANEL_LINES) * w_line + v * VL);
+                }
+            add_rows(STRIP, lines, rows, x, x_line, packed, STRIP * VL, y + o, line, 0);
+        }
+    }
+    int64_t ahead = PANEL_LINES * w_line;
+    for (; o + STRIP * VL <= width; o += STRIP * VL)
+        add_rows(STRIP, lines, rows, x, x_line, w + o, w_line, y + o, line, ahead);
+    for (; o + VL <= width; o += VL) add_rows(1, lines, rows, x, x_line, w + o, w_line, y + o, line, ahead);
     for (; o < width; o++)
         for (int64_t r = 0; r < rows; r++)
             for (int64_t k = 0; k < lines; k++) y[r * line + o] = fmaf(x[r * x_line + k], w[k * w_line + o], y[r * line + o]);
