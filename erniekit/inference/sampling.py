@@ -100,23 +100,34 @@ def _draw_some(
     temperatures_R1 = np.array([[sampling.temperature] for sampling in samplings])
     tempered_R1 = np.array([[s.temperature if s.tempered_logprobs else 1.0] for s in samplings], np.float32)
     with np.errstate(all="ignore"):  # what is not finite is told by the caller
-        shifted_RV = logits_RV.astype(np.float64) - logits_RV.max(axis=1, keepdims=True)
-        sums_RV = np.cumsum(np.exp(shifted_RV / temperatures_R1), axis=1)
+        shifted_RV = _shifted(logits_RV)
+        weights_RV = np.exp(shifted_RV if (temperatures_R1 == 1.0).all() else shifted_RV / temperatures_R1)
+        sums_RV = np.cumsum(weights_RV, axis=1)
         places_R = np.array([generator.random() for generator in generators]) * sums_RV[:, -1]
         tokens = np.minimum((sums_RV <= places_R[:, None]).sum(axis=1), logits_RV.shape[1] - 1).tolist()
-        shown_RV = logits_RV / tempered_R1
+        shown_RV = logits_RV
+        if (tempered_R1 != 1.0).any():
+            shown_RV = logits_RV / tempered_R1
+            shifted_RV = _shifted(shown_RV)
         chosen: list[float] = []
         if any(sampling.logprobs == 0 for sampling in samplings):
-            shifted_RV = shown_RV.astype(np.float64) - shown_RV.max(axis=1, keepdims=True)
-            normaliser_R = np.log(np.exp(shifted_RV).sum(axis=1))
-            chosen = (shifted_RV[np.arange(len(tokens)), tokens] - normaliser_R).tolist()
-    logprobs: list[TokenLogprobs | None] = []
+            if (temperatures_R1 != 1.0).any():
+                weights_RV = np.exp(shifted_RV)
+            chosen = (shifted_RV[np.arange(len(tokens)), tokens] - np.log(weights_RV.sum(axis=1))).tolist()
+    drawn: list[tuple[int, TokenLogprobs | None]] = []
     for row, (sampling, token) in enumerate(zip(samplings, tokens, strict=True)):
         if not sampling.logprobs:
-            logprobs.append(None if sampling.logprobs is None else TokenLogprobs(chosen[row], ()))
+            drawn.append((token, None if sampling.logprobs is None else TokenLogprobs(chosen[row], ())))
         else:
-            logprobs.append(token_logprobs(shown_RV[row], token, sampling.logprobs))
-    return list(zip(tokens, logprobs, strict=True))
+            drawn.append((token, token_logprobs(shown_RV[row], token, sampling.logprobs)))
+    return drawn
+
+
+def _shifted(logits_RV: np.ndarray) -> np.ndarray:
+    """Return float64 logits of which the largest of each row is 0."""
+    shifted_RV = logits_RV.astype(np.float64)
+    shifted_RV -= logits_RV.max(axis=1, keepdims=True)
+    return shifted_RV
 
 
 def _shift(logits_V: np.ndarray, answer: Sequence[int], sampling: Sampling) -> None:

@@ -41,6 +41,10 @@ class BlockTables:
         table.extend(self._take() for _ in range(missing))
         return True
 
+    def room(self, request: int) -> int:
+        """Return how many tokens the blocks of a request hold."""
+        return len(self._tables.get(request, ())) * BLOCK_TOKENS
+
     def release(self, request: int) -> None:
         """Take back the blocks of a request, if it has any."""
         for block in self._tables.pop(request, ()):

@@ -195,13 +195,19 @@ class Scheduler:
         logits_RV = self._step.logits(self._batch(chosen))
         for sequence, count in chosen:
             sequence.cached += count
-        ready = [sequence for sequence, _ in chosen if sequence.pending == 0]
+        ready = [sequence for sequence, _ in chosen if sequence.cached == len(sequence.tokens)]
         tokens = _drawn_together(ready, logits_RV)
-        return [self._advance(*each, tokens.get(each[0].id)) for each in zip(ready, logits_RV, strict=True)]
+        finite = np.isfinite(logits_RV.max(axis=1)).tolist()  # of NaN the largest is NaN
+        return [
+            self._advance(sequence, logits_V, tokens.get(sequence.id)) if sound else self._fail(sequence)
+            for sequence, logits_V, sound in zip(ready, logits_RV, finite, strict=True)
+        ]
 
     def _make_room(self) -> None:
         """Give every running request the blocks for its newest token, the oldest first."""
         for sequence in list(self._running):
+            if len(sequence.tokens) <= self._blocks.room(sequence.id):
+                continue
             while sequence in self._running and not self._blocks.extend(sequence.id, len(sequence.tokens)):
                 last = self._running.pop()
                 self._blocks.release(last.id)
@@ -225,6 +231,8 @@ class Scheduler:
             if sequence.needs_inputs:  # its arrays say something about every token of the prompt
                 return [(sequence, len(sequence.request.prompt))]
         chosen = [(sequence, 1) for sequence in running if sequence.pending == 1]
+        if len(chosen) == len(running):
+            return chosen
         budget = self._step_tokens - len(chosen)
         for sequence in running:
             count = min(sequence.pending, budget)
@@ -267,9 +275,6 @@ class Scheduler:
     ) -> Event:
         """Take the next token of an answer, which may be drawn already."""
         request, sampling = sequence.request, sequence.request.sampling
-        if not np.isfinite(logits_V.max()):  # which is NaN if any of them is
-            self._finish(sequence)
-            return Event(sequence.id, None, "failed")
         token, logprobs = drawn or _chosen(sequence, logits_V)
         if token in sampling.stop_token_ids:
             self._finish(sequence)
@@ -282,6 +287,10 @@ class Scheduler:
             return Event(sequence.id, token, None, logprobs)
         self._finish(sequence)
         return Event(sequence.id, token, "length", logprobs)
+
+    def _fail(self, sequence: _Sequence) -> Event:
+        self._finish(sequence)
+        return Event(sequence.id, None, "failed")
 
     def _finish(self, sequence: _Sequence) -> None:
         self._running.remove(sequence)

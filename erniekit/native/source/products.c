@@ -12,7 +12,6 @@
 #define PANEL_LINES 64     // of W [in, out] that several rows meet before the next lines
 #define PANEL_COLUMNS 512
 #define STRIP 4            // vectors of a strip of a panel, which stays in the first cache
-#define PACKED_ROWS 12     // of so many a strip of a panel is copied to where no two lines share a place of the first cache
 #define STEP (2 * VL)      // inputs that are read at once of W [out, in]
 #define DENSE_OUTPUTS 64   // outputs whose codes become float32 at once, for MKL
 #define NEAR_OUTPUTS 8     // the same for products of our own, so that they stay in a near cache
@@ -40,19 +39,19 @@ INLINE void add_lines(const int count, int64_t width, const float* x, const floa
         for (int k = 0; k < count; k++) y[o] = fmaf(x[k], w[k * w_line + o], y[o]);
 }
 
-// y += x W of `rows` rows and `vectors` vectors of columns, sums in registers; `ahead` numbers further on lie the lines
-// that come next.
+// y += x W of `rows` rows and `vectors` vectors of columns, sums in registers. Of what comes next, `asked` vectors of each
+// line are asked for.
 INLINE void add_strip(const int rows, const int vectors, int64_t lines, const float* x, int64_t x_line, const float* w,
-                      int64_t w_line, float* y, int64_t line, int64_t ahead) {
+                      int64_t w_line, float* y, int64_t line, const int asked, const float* next, int64_t next_line) {
     vf sums[MOST_ROWS][STRIP];
     for (int r = 0; r < rows; r++)
         for (int v = 0; v < vectors; v++) sums[r][v] = load(y + r * line + v * VL);
-    for (int64_t k = 0; k < lines; k++, w += w_line) {
+    for (int64_t k = 0; k < lines; k++, w += w_line, next += next_line) {
         vf weights[STRIP];
 #pragma GCC unroll 4
         for (int v = 0; v < vectors; v++) {
             weights[v] = load(w + v * VL);
-            if (ahead) __builtin_prefetch(w + ahead + v * VL);
+            if (v < asked) __builtin_prefetch(next + v * VL);
         }
 #pragma GCC unroll 6
         for (int r = 0; r < rows; r++) {
@@ -65,38 +64,60 @@ INLINE void add_strip(const int rows, const int vectors, int64_t lines, const fl
         for (int v = 0; v < vectors; v++) store(y + r * line + v * VL, sums[r][v]);
 }
 
-// The same of any number of rows; the first of them ask for what comes next.
-INLINE void add_rows(const int vectors, int64_t lines, int64_t rows, const float* x, int64_t x_line, const float* w,
-                     int64_t w_line, float* y, int64_t line, int64_t ahead) {
-    for (; rows >= MOST_ROWS; rows -= MOST_ROWS, x += MOST_ROWS * x_line, y += MOST_ROWS * line, ahead = 0)
-        add_strip(MOST_ROWS, vectors, lines, x, x_line, w, w_line, y, line, ahead);
+// The same of fewer rows than MOST_ROWS.
+INLINE void add_rest(const int vectors, int64_t lines, int64_t rows, const float* x, int64_t x_line, const float* w,
+                     int64_t w_line, float* y, int64_t line, const int asked, const float* next, int64_t next_line) {
     switch (rows) {
-        case 1: add_strip(1, vectors, lines, x, x_line, w, w_line, y, line, ahead); break;
-        case 2: add_strip(2, vectors, lines, x, x_line, w, w_line, y, line, ahead); break;
-        case 3: add_strip(3, vectors, lines, x, x_line, w, w_line, y, line, ahead); break;
-        case 4: add_strip(4, vectors, lines, x, x_line, w, w_line, y, line, ahead); break;
-        case 5: add_strip(5, vectors, lines, x, x_line, w, w_line, y, line, ahead); break;
+        case 1: add_strip(1, vectors, lines, x, x_line, w, w_line, y, line, asked, next, next_line); break;
+        case 2: add_strip(2, vectors, lines, x, x_line, w, w_line, y, line, asked, next, next_line); break;
+        case 3: add_strip(3, vectors, lines, x, x_line, w, w_line, y, line, asked, next, next_line); break;
+        case 4: add_strip(4, vectors, lines, x, x_line, w, w_line, y, line, asked, next, next_line); break;
+        case 5: add_strip(5, vectors, lines, x, x_line, w, w_line, y, line, asked, next, next_line); break;
     }
+}
+
+// The same of any number of rows; the first of them ask for the lines that come next.
+INLINE void add_rows(const int vectors, int64_t lines, int64_t rows, const float* x, int64_t x_line, const float* w,
+                     int64_t w_line, float* y, int64_t line) {
+    const float* next = w + PANEL_LINES * w_line;
+    if (rows < MOST_ROWS) {
+        add_rest(vectors, lines, rows, x, x_line, w, w_line, y, line, vectors, next, w_line);
+        return;
+    }
+    add_strip(MOST_ROWS, vectors, lines, x, x_line, w, w_line, y, line, vectors, next, w_line);
+    for (rows -= MOST_ROWS; rows > 0; rows -= MOST_ROWS) {
+        x += MOST_ROWS * x_line, y += MOST_ROWS * line;
+        if (rows >= MOST_ROWS) add_strip(MOST_ROWS, vectors, lines, x, x_line, w, w_line, y, line, 0, w, 0);
+        else add_rest(vectors, lines, rows, x, x_line, w, w_line, y, line, 0, w, 0);
+    }
+}
+
+// The same of a strip for many rows, copied to where no two lines share a place of the first cache. The first rows ask
+// for `asked` vectors each of the lines of the next strip, since all of them at once would have to wait.
+INLINE void add_many_rows(int64_t lines, int64_t rows, const float* x, int64_t x_line, const float* w, int64_t w_line,
+                          float* y, int64_t line, const int asked, const float* next) {
+    float copied[PANEL_LINES * STRIP * VL] __attribute__((aligned(64)));
+    for (int64_t k = 0; k < lines; k++)
+        for (int v = 0; v < STRIP; v++) store(copied + (k * STRIP + v) * VL, load(w + k * w_line + v * VL));
+    for (int v = 0; rows >= MOST_ROWS; rows -= MOST_ROWS, x += MOST_ROWS * x_line, y += MOST_ROWS * line, v += asked) {
+        if (v < STRIP)
+            add_strip(MOST_ROWS, STRIP, lines, x, x_line, copied, STRIP * VL, y, line, asked, next + v * VL, w_line);
+        else add_strip(MOST_ROWS, STRIP, lines, x, x_line, copied, STRIP * VL, y, line, 0, copied, 0);
+    }
+    add_rest(STRIP, lines, rows, x, x_line, copied, STRIP * VL, y, line, 0, copied, 0);
 }
 
 static void add_panel(int64_t lines, int64_t width, int64_t rows, const float* x, int64_t x_line, const float* w,
                       int64_t w_line, float* y, int64_t line) {
     int64_t o = 0;
-    if (rows >= PACKED_ROWS) {
-        float packed[PANEL_LINES * STRIP * VL] __attribute__((aligned(64)));
-        for (; o + STRIP * VL <= width; o += STRIP * VL) {
-            for (int64_t k = 0; k < lines; k++)
-                for (int v = 0; v < STRIP; v++) {
-                    store(packed + (k * STRIP + v) * VL, load(w + o + k * w_line + v * VL));
-                    __builtin_prefetch(w + o + (k + PANEL_LINES) * w_line + v * VL);
-                }
-            add_rows(STRIP, lines, rows, x, x_line, packed, STRIP * VL, y + o, line, 0);
-        }
+    for (; o + STRIP * VL <= width; o += STRIP * VL) {
+        const float* next = o + 2 * STRIP * VL > width ? w + PANEL_LINES * w_line : w + o + STRIP * VL;
+        if (rows >= STRIP * MOST_ROWS) add_many_rows(lines, rows, x, x_line, w + o, w_line, y + o, line, 1, next);
+        else if (rows >= 2 * MOST_ROWS) add_many_rows(lines, rows, x, x_line, w + o, w_line, y + o, line, 2, next);
+        else if (rows > MOST_ROWS) add_many_rows(lines, rows, x, x_line, w + o, w_line, y + o, line, 4, next);
+        else add_rows(STRIP, lines, rows, x, x_line, w + o, w_line, y + o, line);
     }
-    int64_t ahead = PANEL_LINES * w_line;
-    for (; o + STRIP * VL <= width; o += STRIP * VL)
-        add_rows(STRIP, lines, rows, x, x_line, w + o, w_line, y + o, line, ahead);
-    for (; o + VL <= width; o += VL) add_rows(1, lines, rows, x, x_line, w + o, w_line, y + o, line, ahead);
+    for (; o + VL <= width; o += VL) add_rows(1, lines, rows, x, x_line, w + o, w_line, y + o, line);
     for (; o < width; o++)
         for (int64_t r = 0; r < rows; r++)
             for (int64_t k = 0; k < lines; k++) y[r * line + o] = fmaf(x[r * x_line + k], w[k * w_line + o], y[r * line + o]);
