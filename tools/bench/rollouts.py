@@ -1,15 +1,16 @@
 """Learning from one's own answers (stage GRPO) beside trl's GRPOTrainer: tokens sampled a second, seconds of a step.
 
     tools/bench/peers/make.sh .peers torch      # once
-    python tools/bench/rollouts.py [--models tiny small] [--answers 64] [--group 8] [--longest 128] [--steps 2]
-                                   [--rounds 3] [--threads 2] [--environments .peers] [--write]
+    python tools/bench/rollouts.py [--models quickstart tiny small] [--answers 64] [--group 8] [--longest 128]
+                                   [--steps 2] [--rounds 3] [--threads 2] [--environments .peers] [--write]
 
-Both sides get the same random weights, the quickstart's prompts and tokenizer, one reward in Python, and make whole
-steps: sample `answers` answers of at most `longest` tokens in groups, score them, one update by the loss `grpo` without
-a reference. They take turns, each in a process of its own; a ratio is that of the same round, its median and range. Of
-trl the faster way to generate counts, with or without transformers' continuous batching. Random answers end by chance,
-so both sides are asked for the same number of answers but write as many tokens only on average: rates are per token
-that was really sampled, and the table tells the mean lengths. The mean reward of both must agree within 0.05.
+"quickstart" has the shape of examples/models/tiny-ernie, the others are those of workload.py. Both sides get the same
+random weights, the quickstart's prompts and tokenizer, one reward in Python, and make whole steps: sample `answers`
+answers of at most `longest` tokens in groups, score them, one update by the loss `grpo` without a reference. They take
+turns, each in a process of its own; a ratio is that of the same round, its median and range. Of trl the faster way to
+generate counts, with or without transformers' continuous batching. Random answers end by chance, so both sides are
+asked for the same number of answers but write as many tokens only on average: rates are per token that was really
+sampled, and the table tells the mean lengths. The mean reward of both must agree within 0.05.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from workers import SideEndedError, Worker, make_model
 SIDES = Path(__file__).resolve().parent / "sides"
 TOKENIZER, PROMPTS = ROOT / "examples/models/tiny-ernie", ROOT / "examples/data/grpo-train.jsonl"
 CONFIG = ROOT / "examples/configs/quickstart/grpo.yaml"
+MODELS = {"quickstart": json.loads((TOKENIZER / "config.json").read_text(encoding="utf-8"))} | workload.MODELS
 VOCABULARY = 512  # of the tokenizer
 WAYS = {"trl": (), "trl, continuous batching": ("--continuous",)}
 Answer = dict[str, Any]
@@ -39,7 +41,7 @@ Answer = dict[str, Any]
 
 def prepare(folder: Path, model: str) -> None:
     """Write the model with the quickstart's tokenizer, and the prompts as trl reads them, in our template."""
-    make_model(folder, workload.MODELS[model] | {"vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": 2})
+    make_model(folder, MODELS[model] | {"vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": 2})
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(TOKENIZER / name, folder / name)
     with (folder / "prompts.jsonl").open("w", encoding="utf-8") as file:
@@ -136,7 +138,7 @@ def rows(model: str, found: dict[str, list[tuple[Answer, Answer]]], steps: int) 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", choices=("tiny", "small", "medium"), default=["tiny", "small"])
+    parser.add_argument("--models", nargs="+", choices=("quickstart", "tiny", "small"), default=["quickstart", "tiny"])
     parser.add_argument("--answers", type=int, default=64, help="of a step")
     parser.add_argument("--group", type=int, default=8, help="answers to a prompt")
     parser.add_argument("--longest", type=int, default=128, help="tokens of an answer")
