@@ -121,7 +121,8 @@ class ChatModel:
                 f"{folder}: is a reward model, which gives answers a score and writes none\n"
                 f"  Let it judge answers: erniekit score {folder} DATA.jsonl"
             )
-        decoder = build_model(config, weights, adapters=adapters, seed=seed, quantization=quantization)
+        mapped = adapters is None and quantization is None
+        decoder = build_model(config, weights, adapters=adapters, seed=seed, quantization=quantization, mapped=mapped)
         decoder.eval()  # once, and not in every step
         audio = audio_inputs(config)
         request = DEFAULT_REQUEST if audio is None else trained_request(adapters or folder)

@@ -47,6 +47,7 @@ def build_model(
     frozen: Collection[str] = (),
     recompute: Recompute | None = None,
     quantization: Quantization | None = None,
+    mapped: bool = False,
     tp: TensorParallel = NO_TENSOR_PARALLEL,
     expert_parallel: ExpertParallel = NO_EXPERT_PARALLEL,
     pipeline_stage: PipelineStage | None = None,
@@ -69,6 +70,7 @@ def build_model(
         frozen: the parts of the model that are not trained (`architectures/parts.py`), beside what adapters freeze.
         recompute: which layers keep only their input in training; None: every layer keeps its activations.
         quantization: how linear layers keep their weights or compute their products; None: plainly.
+        mapped: leave weights in their files where that can be (`mapped_weights`), for a model that is not trained.
         tp: the ranks that divide every large matrix, and which of them this is.
         expert_parallel: the ranks that divide the experts, where the model has any, and how tokens reach them.
         pipeline_stage: what this stage of a pipeline has of the stack; None: all of it.
@@ -117,7 +119,7 @@ def build_model(
         initialize_weights(decoder, seed)
         logger.log(log_level, f"weights: random, seed {seed}, standard deviation {model_config.initializer_range}")
     else:
-        layout = load_weights(decoder, stored)
+        layout = load_weights(decoder, stored, mapped=mapped)
         logger.log(log_level, f"weights: {weights} ({layout})")
         if model_config.wrapped is not None:
             drawn = "score" if model_config.scored else "tables and heads of codes"

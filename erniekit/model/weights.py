@@ -18,6 +18,7 @@ from erniekit.model.architectures.model_config import CONFIG_FILE, ModelConfig
 from erniekit.model.decoder import Decoder
 from erniekit.model.linear import Linear
 from erniekit.model.local_tensors import FullTensors, SingleProcessTensors, local_tensors
+from erniekit.model.mapped_weights import map_weights
 from erniekit.model.parameter_memory import allocate, host_array, place_rows
 from erniekit.model.quantization.packed import PackedWeight, packed_weight
 from erniekit.model.storage.code_offsets import contents_with_offsets, specs_with_offsets
@@ -71,11 +72,14 @@ def packed_weights(decoder: Decoder) -> dict[str, PackedWeight]:
 
 
 @paddle.no_grad()
-def load_weights(decoder: Decoder, source: Path | str | Weights) -> str:
+def load_weights(decoder: Decoder, source: Path | str | Weights, *, mapped: bool = False) -> str:
     """Fill the decoder from a folder's safetensors files, straight into its parameters or a few MB at a time; return in
     words which layout they have.
 
     bfloat16 and float16 files become the decoder's own precision. A weight that is kept in few bits is read whole.
+
+    Args:
+        mapped: leave the weights in their files where they can be computed with there (`mapped_weights`).
 
     Raises:
         ModelFileError: a file is missing or damaged, the folder was left half-written, the layout cannot be told, or
@@ -84,7 +88,9 @@ def load_weights(decoder: Decoder, source: Path | str | Weights) -> str:
     stored = source if isinstance(source, Weights) else open_weights(decoder.config, source)
     architecture = decoder.config.architecture
     weights = named_weights(decoder)
-    for name, parameter in progress(weights.items(), "loading weights", len(weights), "tensors"):
+    in_files = map_weights(stored, weights, named_linears(decoder), decoder) if mapped else set()
+    to_read = {name: parameter for name, parameter in weights.items() if name not in in_files}
+    for name, parameter in progress(to_read.items(), "loading weights", len(to_read), "tensors"):
         transposed = stored.is_transposed(name) != architecture.is_linear(name)
         axis = _file_axis(stored, name, decoder, transposed)
         allocate(parameter)

@@ -14,6 +14,8 @@ from erniekit.inference.decoding.scheduler import Request, Scheduler
 from erniekit.inference.engine import ChatModel
 from erniekit.inference.generation import generate
 from erniekit.inference.sampling import Sampling
+from erniekit.model.architectures.model_config import ModelConfig
+from erniekit.model.builder import build_model
 from erniekit.model.lora.config import LoraSettings
 from erniekit.model.lora.lora import add_adapters, named_adapter_weights, save_adapters
 from erniekit.model.lora.sets import AdapterSets
@@ -89,8 +91,8 @@ def test_clients_name_adapters_as_their_model(base: Path, folders: dict[str, Pat
 
 
 def test_what_cannot_be_one_set_of_several_is_refused(base: Path, tmp_path: Path) -> None:
-    decoder = ChatModel.load(base).decoder
-    add_adapters(decoder, LoraSettings(rank=2, alpha=4, target_modules=("v_proj",), init="pissa"), seed=0)
+    lora = LoraSettings(rank=2, alpha=4, target_modules=("v_proj",), init="pissa")
+    decoder = build_model(ModelConfig.from_folder(base), base, lora=lora)
     save_adapters(decoder, tmp_path / "pissa", str(base))
     sets = AdapterSets(ChatModel.load(base).decoder)
     with pytest.raises(ConfigurationError, match="began as PiSSA"):

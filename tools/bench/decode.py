@@ -56,7 +56,7 @@ from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.builder import build_model
 from erniekit.model.quantization.settings import WeightOnly
 quantization = WeightOnly(sys.argv[6]) if len(sys.argv) > 6 else None
-model = build_model(ModelConfig.from_folder(folder), folder, quantization=quantization)
+model = build_model(ModelConfig.from_folder(folder), folder, quantization=quantization, mapped=quantization is None)
 a = paddle.ones([1024, 1024])
 product = min(timed for _ in range(5) for start in [clock()] for timed in [(paddle.matmul(a, a), clock() - start)[1]])
 report(lambda tokens: generate(model, prompts, Sampling(max_new_tokens=tokens)), product=2 * 1024**3 / product / 1e9)

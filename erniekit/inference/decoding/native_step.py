@@ -23,6 +23,7 @@ from erniekit.model.decoder import Decoder
 from erniekit.model.decoder_layer import DecoderLayer
 from erniekit.model.linear import Linear
 from erniekit.model.lora.lora import LowRankAdapter
+from erniekit.model.mapped_weights import MappedWeight
 from erniekit.model.mlp import ACTIVATION_KINDS, MLP
 from erniekit.model.norm import RMSNorm
 from erniekit.model.quantization.packed import PackedWeight
@@ -106,7 +107,8 @@ def refusal(decoder: Any) -> str | None:
     for layer in decoder.layers:
         for linear in layer.sublayers():
             if isinstance(linear, Linear) and not (
-                isinstance(linear.product, PackedWeight | None) and isinstance(linear.adapter, LowRankAdapter | None)
+                isinstance(linear.product, PackedWeight | MappedWeight | None)
+                and isinstance(linear.adapter, LowRankAdapter | None)
             ):
                 return "linear layers have products or adapters of another kind"
     return None
@@ -296,6 +298,9 @@ class NativeStep:
     def _linear(self, linear: Linear) -> _Linear:
         if isinstance(linear.product, PackedWeight):
             described = self._packed(linear.product)
+        elif isinstance(linear.product, MappedWeight):
+            outputs, inputs = linear.product.weight.shape
+            described = _Linear(OUTPUTS_FIRST, inputs, outputs, self._keep(linear.product.weight))
         else:
             inputs, outputs = linear.weight.shape
             described = _Linear(INPUTS_FIRST, inputs, outputs, self._keep(linear.weight))

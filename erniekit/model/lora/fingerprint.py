@@ -15,7 +15,7 @@ from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.architectures.scores import SCORE
 from erniekit.model.decoder import Decoder
 from erniekit.model.vocabulary import vocabulary_weights
-from erniekit.model.weights import named_weights, packed_weights
+from erniekit.model.weights import named_linears, named_weights
 
 AllGatherObject = Callable[[Any], list[Any]]  # gathers a JSON value from every rank that has a part of the model
 SAMPLES = 64  # values per weight that enter the hash
@@ -47,7 +47,8 @@ def weights_fingerprint(decoder: Decoder, all_gather_object: AllGatherObject = s
 
 def _samples(decoder: Decoder) -> Iterator[tuple[str, list[float]]]:
     shapes = decoder.config.weight_shapes()
-    dense = ((name, weight.dense().t()) for name, weight in packed_weights(decoder).items())
+    without = {path: linear for path, linear in named_linears(decoder).items() if linear.weight is None}
+    dense = ((f"{path}.weight", linear.dense_weight) for path, linear in without.items())
     for name, weight in chain(named_weights(decoder).items(), dense):
         shape = _decoder_shape(decoder.config, name, shapes[name])
         size = int(np.prod(shape))
