@@ -54,6 +54,18 @@ def tiny_base(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 @pytest.fixture(scope="session")
+def windowed_model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tokenizer with a model of another family, whose layers attend to 40 positions; without weights."""
+    folder = tmp_path_factory.mktemp("windowed")
+    shutil.copytree(tiny_model, folder, dirs_exist_ok=True)
+    known = json.loads((folder / "config.json").read_text())
+    sizes = {name: known[name] for name in known if name.endswith("_size") or name.startswith("num_")}
+    kept = {"head_dim": known["head_dim"], "max_position_embeddings": known["max_position_embeddings"]}
+    (folder / "config.json").write_text(json.dumps({"model_type": "mistral", "sliding_window": 40, **sizes, **kept}))
+    return folder
+
+
+@pytest.fixture(scope="session")
 def moe_model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same with experts in its second layer, and one layer of multi-token prediction."""
     folder = tmp_path_factory.mktemp("moe")

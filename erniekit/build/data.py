@@ -35,8 +35,10 @@ from erniekit.data.sampler import BatchSource, StepPlan, local_batches
 from erniekit.data.templates.ernie import Template
 from erniekit.data.tokenizers.tokenizer import Tokenizer
 from erniekit.distributed.topology import MODEL_AXES, Topology
+from erniekit.hub.cache import chosen_hub, find_local_folder
 from erniekit.hub.download import model_folder
 from erniekit.json_files import read_json_object
+from erniekit.model.architectures.architecture import Architecture
 from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.architectures.registry import ARCHITECTURES
 from erniekit.training.optim.schedules import check_schedule_fits, warmup_steps_of
@@ -57,6 +59,7 @@ def training_dataset(config: Config, tokenizer: Tokenizer, template: Template | 
             pad_id=tokenizer.pad_id,
             needs_scores=config.stage.reads_pairs and config.dpo.offset_alpha > 0,
             audio=audio_of_model(config),
+            pair_window=pair_window(config),
         )
     return _dataset(config, tokenizer, template, training_sources(config))
 
@@ -86,13 +89,30 @@ def audio_of_model(config: Config) -> AudioInputs | None:
     Data can be previewed and packed with a tokenizer alone, so nothing else is asked of the folder.
     """
     folder = model_folder(config)
-    path = folder / "config.json"
-    if not path.is_file():
-        return None
-    architecture = ARCHITECTURES.get(str(read_json_object(path).get("model_type")))
+    architecture = _architecture_in(folder)
     if architecture is None or architecture.audio is None:
         return None
     return audio_inputs(ModelConfig.from_folder(folder, config.basic.ignore_config_keys))
+
+
+def pair_window(config: Config) -> int | None:
+    """Return the positions beyond which pairs have their prompt twice: the narrowest window to which layers attend, of
+    the model or its reference. None where none is narrower than rows can be, or the stage reads no pairs."""
+    if not (config.stage.reads_pairs or config.stage.reads_verdicts):
+        return None
+    folders = [model_folder(config)]
+    if name := config.dpo.ref_model_name_or_path:
+        folders += [folder for folder in [find_local_folder(name, chosen_hub(config))] if folder is not None]
+    ignored = config.basic.ignore_config_keys
+    models = [ModelConfig.from_folder(folder, ignored) for folder in folders if _architecture_in(folder) is not None]
+    narrowest = min((window for model in models for window in model.windows), default=None)
+    return None if narrowest is None or narrowest >= config.training.max_seq_len else narrowest
+
+
+def _architecture_in(folder: Path) -> Architecture | None:
+    """Return the architecture of the model in a folder; None if there is none, or one that is not known here."""
+    path = folder / "config.json"
+    return ARCHITECTURES.get(str(read_json_object(path).get("model_type"))) if path.is_file() else None
 
 
 def evaluates(config: Config) -> bool:
@@ -134,6 +154,7 @@ def sample_limits(config: Config) -> dict[str, Any]:
         "on_bad_record": config.sft.on_bad_record,
         "split_multi_turn": config.sft.split_multi_turn,
         "scored": config.stage.trains_score,
+        "pair_window": pair_window(config),
     }
 
 

@@ -26,7 +26,10 @@ PLAN_PARAMETERS = (
     "curriculum", "split_multi_turn", "enable_thinking", "chat_template_kwargs", "asr_prompt",
     "asr_language",
 )  # fmt: skip
-LATER_PARAMETERS = ("added_tokens", "added_token_ranges", "unit_token", "correspond_token", "dialogue_template")
+LATER_PARAMETERS = (
+    "added_tokens", "added_token_ranges", "unit_token", "correspond_token", "dialogue_template",
+    "ref_model_name_or_path",
+)  # fmt: skip
 
 
 def cache_folder(config: Config) -> Path:
@@ -63,6 +66,8 @@ def _path(config: Config, dp_world_size: int) -> Path:
     files = [path / "manifest.json" if path.is_dir() else path for path in files]  # of a packed folder
     model = local_model_folder(config)
     files += [model / name for name in TOKENIZER_FILES] if model is not None else []
+    if model is not None and (config.stage.reads_pairs or config.stage.reads_verdicts):
+        files.append(model / "config.json")  # whose windows of attention tell how long pairs are
     stamps = [(str(path.resolve()), *_stamp(path)) for path in files]
     held_out = [config.evaluation.eval_split] if config.evaluation.eval_split else []
     # Whatever came later counts where it is not its default, so that known counts stay known.

@@ -177,10 +177,10 @@ class Batch:
             labels: int64[B, S], already shifted; -100 where nothing is trained.
             startend_row_indices: int32[B, 1, S, n]. With n = 1 FlashMask's causal form: for each key column the first
                 query row that may not see it, the end of its document. The columns of a pair's chosen answer end where
-                its rejected one begins. With n = 2 its form without causality, in which documents that are read both
-                ways share a row with causal ones: the same row, and the first row that may see the column (see
-                `collate.columns`). The columns of the padding hold its start in every value: no row sees them, and the
-                rows of the padding see nothing.
+                its rejected one begins, or its prompt comes again. With n = 2 its form without causality, in which
+                documents that are read both ways share a row with causal ones: the same row, and the first row that may
+                see the column (see `collate.columns`). The columns of the padding hold its start in every value: no
+                row sees them, and the rows of the padding see nothing.
             Batches of pairs also have those of `PairSpans`, batches of codes those of `CodeTargets`.
         samples: dataset indices of the documents in each row; an empty row holds padding only.
         token_count: the number of positions without padding.

@@ -64,7 +64,9 @@ def collate(
             for name, array in more.items():
                 if name in sample.arrays:
                     array[number, start:end] = sample.arrays[name]
-            begins = sample.answers if sample.pair is None else (sample.pair.chosen, sample.pair.rejected)
+            begins = sample.answers
+            if sample.pair is not None and not sample.documents:  # of which each has the prompt itself
+                begins = (sample.pair.chosen, sample.pair.rejected)
             for first, last in pairwise((*begins, end - start)):
                 position_ids[number, start + first : start + last] -= first - begins[0]
                 document_ends[number, start + first : start + last] = start + last

@@ -37,6 +37,7 @@ class SourceReport:
         audio: the recordings of the samples; None if they have none.
         speech: of recordings as codes; None for other sources.
         outside: of these, those whose duration is outside of duration_range.
+        repeated_prompts: pairs that have their prompt twice, see `pairs.PairLayout`.
         part: the part of the file that is read, in words; "" if all of it is.
     """
 
@@ -63,6 +64,7 @@ class SourceReport:
     part: str = ""
     speech: SpeechFacts | None = None
     outside: int = 0
+    repeated_prompts: int = 0
 
     @property
     def kept(self) -> int:
@@ -117,6 +119,7 @@ def _describe(source: SourceReport) -> str:
             (source.split_dialogues, "split into a sample for each answer"),
             (source.dropped_answers, "of their answers dropped (longer than max_seq_len)"),
             (source.plain_control, "with control tokens in their texts, read as ordinary text"),
+            (source.repeated_prompts, "with their prompt twice (longer than a window of the model's attention)"),
         )
         if count
     ]

@@ -13,7 +13,7 @@ from erniekit.data.formats.problems import Effect, MalformedError, RecordProblem
 from erniekit.data.formats.registry import BRANCHED_KINDS, VERDICT_KINDS
 from erniekit.data.formats.token_ids import TOKEN_IDS
 from erniekit.data.media.clip import Clip
-from erniekit.data.pairs import Ends, RenderedPair, assemble_pair, render_pair, render_pairs
+from erniekit.data.pairs import PairLayout, RenderedPair, assemble_pair, render_pair, render_pairs
 from erniekit.data.placeholders import Recordings, clips_of
 from erniekit.data.ready_tokens import encode_token_ids
 from erniekit.data.speech_samples import encode_speech
@@ -139,7 +139,8 @@ def _encode_preferences(
     """Encode pairs, and answers with a verdict, whose answer to another prompt is cut where it does not fit; their
     prompts lose their oldest rounds first."""
     source, settings, counts, problems, _ = run
-    ends = Ends(settings.max_seq_len if source.kind in VERDICT_KINDS else None, settings.scored)
+    cut_at = settings.max_seq_len if source.kind in VERDICT_KINDS else None
+    layout = PairLayout(cut_at, settings.scored, settings.pair_window)
     assert settings.template is not None
     usable = []
     for line, record in block:
@@ -162,8 +163,8 @@ def _encode_preferences(
     for line, record, pair in rendered:
         ids = [next(encoded) for _ in pair.segments]
         try:
-            full_sample, prompt = _pair(pair, ids, record, recordings, settings.template, ends)
-            sample, prompt = _truncate_prompt(record, full_sample, prompt, recordings, settings, ends)
+            full_sample, prompt = _pair(pair, ids, record, recordings, settings.template, layout)
+            sample, prompt = _truncate_prompt(record, full_sample, prompt, recordings, settings, layout)
         except MalformedError as error:
             problems.add(RecordProblem(str(source.path), line, error.field, error.expected, error.got, error.effect))
             continue
@@ -172,6 +173,7 @@ def _encode_preferences(
             continue
         if _fits(sample, prompt, settings):
             counts.truncated += sample is not full_sample
+            counts.repeated_prompts += len(sample.documents)
             yield line, sample
         elif settings.over_length == "error":
             problems.add(_too_long_problem(source, line, sample, prompt, settings))
@@ -186,12 +188,12 @@ def _pair(
     record: Preference,
     recordings: Recordings,
     template: Template,
-    ends: Ends,
+    layout: PairLayout,
 ) -> tuple[Sample, int]:
     """Return the sample of a rendered pair, with its recordings, and the tokens of its prompt; see `assemble_pair`."""
     clips = clips_of(record)
-    sample, prompt = assemble_pair(pair, recordings.expand(ids, clips), template, record.score_difference, ends)
-    return recordings.with_clips(sample, clips), prompt
+    sample, prompt = assemble_pair(pair, recordings.expand(ids, clips), template, record.score_difference, layout)
+    return recordings.with_clips(sample, clips * (1 + len(sample.documents))), prompt
 
 
 def _prompt_fits(prompt: int, settings: TokenizationSettings) -> bool:
@@ -208,7 +210,7 @@ def _truncate_prompt(
     prompt: int,
     recordings: Recordings,
     settings: TokenizationSettings,
-    ends: Ends,
+    layout: PairLayout,
 ) -> tuple[Sample, int]:
     """Drop as few of the prompt's oldest rounds as makes the pair fit; return the pair and its prompt's length in
     tokens.
@@ -227,7 +229,7 @@ def _truncate_prompt(
         shorter = replace(record, prompt=record.prompt.drop_oldest_rounds(rounds))
         pair = render_pair(template, shorter)
         encoded = tokenizer.encode_batch([part.text for part in pair.segments])
-        return _pair(pair, encoded, shorter, recordings, template, ends)
+        return _pair(pair, encoded, shorter, recordings, template, layout)
 
     # The more rounds are dropped, the shorter the pair; if none fits, this drops all that may go.
     return pair_without(
@@ -243,6 +245,8 @@ def _too_long_problem(
         expected = f"at most {settings.max_prompt_len:,} tokens (max_prompt_len) in system text and last question"
         return RecordProblem(str(source.path), line, "prompt", expected, f"{prompt:,}", Effect.STOP)
     expected = f"at most {settings.max_seq_len:,} tokens (max_seq_len) in prompt and both answers"
+    if sample.documents:
+        expected += ", the prompt twice (longer than a window of the model's attention)"
     return RecordProblem(str(source.path), line, "length", expected, f"{len(sample.input_ids):,}", Effect.STOP)
 
 

@@ -53,6 +53,7 @@ def open_dataset(
     drawing: Drawing | None = None,
     speech: SpeechSettings | None = None,
     scored: bool = False,
+    pair_window: int | None = None,
 ) -> Dataset:
     """Open the tokenised samples of all sources; tokenise what is not in the cache, one block at a time.
 
@@ -73,6 +74,7 @@ def open_dataset(
         drawing: how the records of a kind become samples that differ from epoch to epoch; None: none do.
         speech: what recordings as codes must be like; None: there are none.
         scored: answers of pairs are read whole and scored, see `pairs.join_scored`.
+        pair_window: longer pairs have their prompt twice, see `pairs.PairLayout`; None: none do.
 
     Raises:
         DataError: a record of any source is malformed (the first 20 are shown, all are counted), probabilities
@@ -92,6 +94,7 @@ def open_dataset(
         drawing=drawing,
         speech=speech,
         scored=scored,
+        pair_window=pair_window,
     )
     problems = ProblemList()
     arrays = []
@@ -163,16 +166,24 @@ def open_packed_dataset(
     pad_id: int,
     needs_scores: bool = False,
     audio: AudioInputs | None = None,
+    pair_window: int | None = None,
 ) -> Dataset:
     """Open the dataset of a folder that `erniekit pack` wrote.
 
     Args:
-        needs_scores, audio: as for `open_dataset`.
+        needs_scores, audio, pair_window: as for `open_dataset`.
 
     Raises:
-        DataError: see packed.open_packed; or a pair has no scores, or a recording has changed.
+        DataError: see packed.open_packed; or a pair has no scores or shares a prompt that it must have twice, or a
+            recording has changed.
     """
     arrays, packed = open_packed(folder, data_fingerprint, max_seq_len)
+    if pair_window is not None and arrays.has_shared_prompts_beyond(pair_window):
+        raise DataError(
+            f"{folder}: holds pairs of more than {pair_window:,} tokens whose answers share their prompt; layers of "
+            "this model attend to a window of so many, and would hide a part of the prompt from the rejected answer\n"
+            "  Pack the data again for this model: such pairs then have their prompt twice."
+        )
     fingerprint = hashlib.blake2b((folder / MANIFEST).read_bytes(), digest_size=8).hexdigest()
     source = Source(folder, "packed")
     dataset = Dataset(

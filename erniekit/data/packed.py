@@ -117,13 +117,14 @@ def _write(folder: Path, dataset: Dataset, packs: Packs, data_fingerprint: DataF
             os.fsync(file.fileno())
     writer = TokenWriter(folder)
     recordings = RecordingFacts(dataset.audio.sampling_rate if dataset.audio else 1)
-    targets = 0
+    targets = repeated_prompts = 0
     packing = Progress("packing", len(packs.members), "samples")
     try:
         for start in range(0, len(packs.members), BLOCK_SAMPLES):
             members = [int(index) for index in packs.members[start : start + BLOCK_SAMPLES]]
             samples = [dataset.sample(index) for index in members]
             targets += sum(int(np.count_nonzero(sample.labels != IGNORE_INDEX)) for sample in samples)
+            repeated_prompts += sum(len(sample.documents) for sample in samples if sample.pair is not None)
             recordings.add([clip for sample in samples for clip in sample.clips])
             writer.append(samples, [dataset.line(index) for index in members])
             packing.advance(len(members))
@@ -135,7 +136,7 @@ def _write(folder: Path, dataset: Dataset, packs: Packs, data_fingerprint: DataF
                 "batch_tokens": batch_tokens,
                 "files": [str(source.path) for source in dataset.sources],
                 "crc32": {name: zlib.crc32(data) for name, data in files.items()},
-                "counts": {**counts, "targets": targets},
+                "counts": {**counts, "targets": targets, "repeated_prompts": repeated_prompts},
                 "unused_fields": [],
                 **recordings.metadata(),
             }

@@ -7,6 +7,10 @@ With prompt tokens p[0..n-1], chosen c[0..a-1] and rejected r[0..b-1] a sample i
 
 The prompt's last token is in both branches, because it predicts two different tokens. In both branches positions
 continue from the prompt (`data.collate`), and neither branch attends to the other.
+
+A layer that attends to a window counts the positions of the row, in which the rejected answer is further from the
+prompt than it is in a dialogue of its own. So a pair of more positions than the window has its prompt twice, as two
+documents, p c and p r.
 """
 
 from __future__ import annotations
@@ -41,20 +45,22 @@ class EncodedAnswer(NamedTuple):
     targets: Sequence[int]
 
 
-class Ends(NamedTuple):
-    """How the answers of a sample end.
+class PairLayout(NamedTuple):
+    """How a pair is laid out as a sample.
 
     Attributes:
         cut_at: of an answer with a verdict, whose second answer is one to another prompt: the sample has no more tokens
             than this because of that answer, of which at least one stays, and which may be equal to the first.
         scored: the answers are read as a whole and scored behind their last tokens; no token is predicted.
+        window: a pair of more positions has its prompt twice; None: every pair has it once.
     """
 
     cut_at: int | None = None
     scored: bool = False
+    window: int | None = None
 
 
-PAIRS = Ends()
+PAIRS = PairLayout()
 
 
 class RenderedPair(NamedTuple):
@@ -119,7 +125,7 @@ def assemble_pair(
     encoded: Sequence[Sequence[int]],
     template: Template,
     score_difference: float | None,
-    ends: Ends = PAIRS,
+    layout: PairLayout = PAIRS,
 ) -> tuple[Sample, int]:
     """Build the sample of a rendered pair from its encoded segments; return it and the number of prompt tokens.
 
@@ -133,13 +139,16 @@ def assemble_pair(
     for name, tokens in (("prompt", prompt), ("chosen", chosen.tokens), ("rejected", rejected.tokens)):
         if not tokens:
             raise NothingToTrainError(name, "text that leaves a token", "none: the tokenizer drops every character")
-    if ends.cut_at is not None:
-        room = max(1, ends.cut_at - (len(prompt) - 1 + len(chosen.tokens)))
+    if layout.cut_at is not None:
+        taken = len(prompt) - 1 + len(chosen.tokens)
+        once = min(layout.cut_at, layout.window or layout.cut_at) - taken
+        twice = layout.cut_at - taken - (len(prompt) - 1)
+        room = max(1, once, twice)
         rejected = EncodedAnswer(rejected.tokens[:room], rejected.targets[:room])
     elif chosen.tokens == rejected.tokens:
         raise NothingToTrainError("rejected", "another answer than chosen", "the same tokens")
-    join = join_scored if ends.scored else join_pair
-    return join(prompt, chosen, rejected, score_difference), len(prompt)
+    join = join_scored if layout.scored else join_pair
+    return join(prompt, chosen, rejected, score_difference, layout.window), len(prompt)
 
 
 def _answer(segments: Sequence[Segment], encoded: Sequence[Sequence[int]], template: Template) -> EncodedAnswer:
@@ -157,38 +166,61 @@ def encode_pair(template: Template, tokenizer: Tokenizer, preference: Preference
 
 
 def join_pair(
-    prompt: Sequence[int], chosen: EncodedAnswer, rejected: EncodedAnswer, score_difference: float | None = None
+    prompt: Sequence[int],
+    chosen: EncodedAnswer,
+    rejected: EncodedAnswer,
+    score_difference: float | None = None,
+    window: int | None = None,
 ) -> Sample:
-    """Join a pair of n, a and b tokens into a sample of n - 1 + a + b positions."""
-    *before, last = prompt
-    input_ids = [*before, last, *chosen.tokens[:-1], last, *rejected.tokens[:-1]]
-    labels = [IGNORE_INDEX] * len(before) + [*chosen.targets, *rejected.targets]
-    start = len(before)
-    difference = math.nan if score_difference is None else score_difference
-    return Sample(
-        np.array(input_ids, np.int32),
-        np.array(labels, np.int32),
-        PairOffsets(start, start + len(chosen.tokens), difference),
-    )
+    """Join a pair of n, a and b tokens into a sample of n - 1 + a + b positions.
+
+    Args:
+        window: if these are more, the prompt is there twice, in 2 (n - 1) + a + b positions; see `PairLayout`.
+    """
+    first, second = (_Branch([prompt[-1], *each.tokens[:-1]], each.targets) for each in (chosen, rejected))
+    return _join(prompt[:-1], first, second, score_difference, window)
 
 
 def join_scored(
-    prompt: Sequence[int], chosen: EncodedAnswer, rejected: EncodedAnswer, score_difference: float | None = None
+    prompt: Sequence[int],
+    chosen: EncodedAnswer,
+    rejected: EncodedAnswer,
+    score_difference: float | None = None,
+    window: int | None = None,
 ) -> Sample:
     """Join a pair of n, a and b tokens into a sample of n + 1 + a + b positions whose answers are scored.
 
     Both answers begin with the prompt's last token, as in `join_pair`, and are read to their last tokens. These are the
     only ones with a label, themselves, which marks where the score stands.
     """
-    *before, last = prompt
-    answers = [[last, *answer.tokens] for answer in (chosen, rejected)]
-    marks = [[IGNORE_INDEX] * len(answer.tokens) + [answer.tokens[-1]] for answer in (chosen, rejected)]
-    start = len(before)
+    first, second = (
+        _Branch([prompt[-1], *each.tokens], [IGNORE_INDEX] * len(each.tokens) + [each.tokens[-1]])
+        for each in (chosen, rejected)
+    )
+    return _join(prompt[:-1], first, second, score_difference, window)
+
+
+class _Branch(NamedTuple):
+    """The positions of an answer, of which the first holds the prompt's last token."""
+
+    input_ids: Sequence[int]
+    labels: Sequence[int]
+
+
+def _join(
+    before: Sequence[int], chosen: _Branch, rejected: _Branch, score_difference: float | None, window: int | None
+) -> Sample:
+    """Join the branches behind the prompt without its last token, which the second has again where `window` asks."""
+    end = len(before) + len(chosen.input_ids)  # of the chosen answer
+    twice = window is not None and end + len(rejected.input_ids) > window
+    again = before if twice else ()
     difference = math.nan if score_difference is None else score_difference
+    unlabelled = [IGNORE_INDEX] * len(before)
     return Sample(
-        np.array([*before, *answers[0], *answers[1]], np.int32),
-        np.array([IGNORE_INDEX] * start + marks[0] + marks[1], np.int32),
-        PairOffsets(start, start + len(answers[0]), difference),
+        np.array([*before, *chosen.input_ids, *again, *rejected.input_ids], np.int32),
+        np.array([*unlabelled, *chosen.labels, *unlabelled[: len(again)], *rejected.labels], np.int32),
+        PairOffsets(len(before), end + len(again), difference),
+        documents=(end,) if twice else (),
     )
 
 

@@ -156,6 +156,11 @@ class TokenArrays:
             return ()
         return tuple(self.documents[int(self.document_offsets[index]) : int(self.document_offsets[index + 1])].tolist())
 
+    def has_shared_prompts_beyond(self, length: int) -> bool:
+        """Return whether a pair of more positions than `length` has its prompt only once."""
+        once = np.diff(self.document_offsets) == 0 if len(self.document_offsets) else True
+        return bool(len(self.chosen) and ((np.diff(self.offsets) > length) & once).any())
+
     def clip_paths(self) -> Iterator[str]:
         """Yield the path of every clip, in order; it takes about a microsecond."""
         ends = self.clip_offsets[::_CLIP_BLOCK].tolist()

@@ -53,6 +53,7 @@ class TokenizationSettings:
     drawing: Drawing | None = None
     speech: SpeechSettings | None = None
     scored: bool = False
+    pair_window: int | None = None
 
     def __post_init__(self) -> None:
         if self.over_length not in OVER_LENGTH_POLICIES:
@@ -71,6 +72,8 @@ class TokenizationSettings:
         template = None if unrendered or self.template is None else self.template.fingerprint
         pair_settings: tuple = (self.max_prompt_len, self.needs_scores) if kind in BRANCHED_KINDS else ()
         pair_settings += ("scored",) if self.scored else ()
+        if kind in BRANCHED_KINDS and self.pair_window is not None:
+            pair_settings += (f"pair_window {self.pair_window}",)
         prefix = self.tokenizer.document_prefix if kind == "text" else ()
         split = () if self.split_multi_turn is None else (f"split_multi_turn {self.split_multi_turn}",)
         audio = () if self.audio is None else (("audio", self.audio.fingerprint),)
@@ -96,6 +99,7 @@ class RecordCounts:
     dropped_answers: int = 0
     plain_control: int = 0
     outside: int = 0
+    repeated_prompts: int = 0
 
 
 def tokenise(

@@ -98,12 +98,18 @@ class AttentionPlan:
         """Return the plan in which a query sees only the last `window` positions, its own included.
 
         It is made once for each window, and is this plan itself where no document is longer than the window.
+
+        Positions are those of the row. What several answers share must therefore be within the window of all of them:
+        two ranges of queries that see a column cannot be written as indices.
         """
         if window not in self._windowed:
             indices = self._startend_row_indices
             assert indices is not None and self.causal and indices.shape[-1] == 1, "windows are of causal documents"
             columns = np.arange(indices.shape[2], dtype=np.int32)[None, None, :, None]
             narrowed = np.minimum(indices, columns + np.int32(window))
+            first_end_behind = np.minimum.accumulate(indices[:, :, ::-1], axis=2)[:, :, ::-1]
+            shared = first_end_behind < indices  # columns behind which an answer ends that does not end their document
+            assert not (shared & (narrowed < indices)).any(), "answers share a prompt that is longer than the window"
             unchanged = bool((narrowed == indices).all())
             self._windowed[window] = self if unchanged else AttentionPlan.build(narrowed, dense=self.mask is not None)
         return self._windowed[window]

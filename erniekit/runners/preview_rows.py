@@ -88,7 +88,8 @@ def _row(batch: Batch, tokenizer: Tokenizer, dataset: Dataset, row: int, documen
         decode = _decoder(tokenizer, dataset, sample.clips)
         answers = [slice(start, end)]
         if sample.pair is not None:
-            answers = [slice(start + sample.pair.chosen, start + sample.pair.rejected)]
+            first_end = sample.documents[0] if sample.documents else sample.pair.rejected  # else the prompt comes again
+            answers = [slice(start + sample.pair.chosen, start + first_end)]
             answers += [slice(start + sample.pair.rejected, end)]
         if batch.codes_view is not None:
             assert isinstance(dataset.drawing, MaskedCodes | ArNarCodes), "which make batches of codes"

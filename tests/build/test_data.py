@@ -114,6 +114,34 @@ def test_limits_of_a_record(values: dict[str, Any], limit: str, seen: Any, make_
     assert data.sample_limits(make_config(**values))[limit] == seen
 
 
+@pytest.mark.parametrize(
+    ("values", "window"),
+    [
+        ({"stage": "DPO"}, 40),
+        ({"stage": "RM"}, 40),
+        ({"stage": "KTO"}, 40),
+        ({"stage": "SFT"}, None),
+        ({"stage": "DPO", "max_seq_len": 41}, 40),
+        ({"stage": "DPO", "max_seq_len": 40}, None),
+    ],
+    ids=str,
+)
+def test_the_length_beyond_which_pairs_have_their_prompt_twice(
+    values: dict[str, Any], window: int | None, make_config: Callable[..., Config], windowed_model: Path
+) -> None:
+    config = make_config(model_name_or_path=str(windowed_model), **values)
+    assert data.sample_limits(config)["pair_window"] == data.pair_window(config) == window
+    assert data.pair_window(make_config(**values)) is None
+
+
+def test_the_window_of_a_reference_counts_too(
+    make_config: Callable[..., Config], windowed_model: Path, tmp_path: Path
+) -> None:
+    config = make_config(stage="DPO", ref_model_name_or_path=str(windowed_model))
+    assert data.pair_window(config) == 40
+    assert data.pair_window(make_config(stage="DPO", model_name_or_path=str(tmp_path))) is None
+
+
 BY_LENGTH = {"packing": False, "batch_tokens": 256}
 GROUPS = {"batch_tokens": 256, "max_batch_samples": 0, "shortest": 1, "longest": None}
 

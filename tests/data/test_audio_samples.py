@@ -205,6 +205,13 @@ def test_pairs_have_the_recordings_of_their_prompts(tokenizer, write_jsonl, reco
     (batch,) = StepPlan(whole, **PLAN | {"max_seq_len": 200}).micro_batches(0)
     assert ((batch.arrays["audio_states"] >= 0) == (batch.input_ids == whole.audio.placeholder_id)).all()
     assert batch.pairs is not None and batch.pairs.count == 1
+    twice = open_(2, pair_window=30)  # positions, fewer than the pair has: then it has its prompt and recordings twice
+    sample = twice.sample(0)
+    first, second = sample.clips[:2], sample.clips[2:]
+    assert [each.clip for each in first] == [each.clip for each in second] == [e.clip for e in whole.sample(0).clips]
+    assert [each.place + sample.documents[0] for each in first] == [each.place for each in second]
+    (batch,) = StepPlan(twice, **PLAN | {"max_seq_len": 200}).micro_batches(0)
+    assert ((batch.arrays["audio_states"] >= 0) == (batch.input_ids == twice.audio.placeholder_id)).all()
 
 
 def test_batches_have_the_arrays_of_their_recordings(open_spoken, records):

@@ -32,8 +32,8 @@ def answer(tokens):
     return EncodedAnswer(tokens, tokens)
 
 
-def pair(prompt=(1, 2, 3), chosen=(4, 5), rejected=(6, 7, 8), difference=None):
-    return join_pair(list(prompt), answer(list(chosen)), answer(list(rejected)), difference)
+def pair(prompt=(1, 2, 3), chosen=(4, 5), rejected=(6, 7, 8), difference=None, window=None):
+    return join_pair(list(prompt), answer(list(chosen)), answer(list(rejected)), difference, window)
 
 
 def test_the_layout():
@@ -50,20 +50,36 @@ def test_the_layout():
     assert (batch.token_count, batch.target_count) == (16, 12)
 
 
+def test_the_layout_where_attention_has_a_window():
+    """A pair of more positions than it has its prompt twice, and each answer stands where it does alone."""
+    sample = pair(window=6)
+    assert sample.input_ids.tolist() == [1, 2, 3, 4, 1, 2, 3, 6, 7]
+    assert sample.labels.tolist() == [-100, -100, 4, 5, -100, -100, 6, 7, 8]
+    assert sample.pair[:2] == (2, 6) and sample.documents == (4,)
+    shared = pair(window=7)
+    assert shared.documents == () and shared.input_ids.tolist() == pair().input_ids.tolist()
+    batch = collate([[shared, sample]], [[3, 4]], PAD, pairs=True)
+    assert batch.position_ids.tolist() == [[0, 1, 2, 3, 2, 3, 4, 0, 1, 2, 3, 0, 1, 2, 3, 4]]
+    assert batch.document_ends.tolist() == [[7, 7, 4, 4, 7, 7, 7, 11, 11, 11, 11, 16, 16, 16, 16, 16]]
+    assert batch.pairs.answers.tolist() == [[-1, -1, 0, 0, 1, 1, 1, -1, -1, 2, 2, -1, -1, 3, 3, 3]]
+
+
 def test_a_batch_of_padding_has_no_pairs():
     batch = collate([[]], [[]], PAD, pairs=True)
     assert batch.pairs.count == 0 and (batch.pairs.answers == -1).all()
     assert collate([[]], [[]], PAD).pairs is None
 
 
+@pytest.mark.parametrize("window", [None, 6])
 @pytest.mark.parametrize("multiple_of", [1, 4])
-def test_first_answers_alone_are_documents(multiple_of):
+def test_first_answers_alone_are_documents(multiple_of, window):
     later = join_pair([1], EncodedAnswer([2, 3, 4], [IGNORE_INDEX, 3, 4]), answer([5]))  # begins without a target
-    rows = [[pair(), pair((9,), (1,), (2,), 3.0)], [later], []]
+    rows = [[pair(window=window), pair((9,), (1,), (2,), 3.0)], [later], []]
     indices = [[7, 8], [9], []]
     whole = collate(rows, indices, PAD, pairs=True).padded(4, 20)
-    alone = [[Sample(each.input_ids[: each.pair.rejected], each.labels[: each.pair.rejected]) for each in row]
-             for row in rows]  # fmt: skip
+    ends = [[(*each.documents, each.pair.rejected)[0] for each in row] for row in rows]
+    alone = [[Sample(each.input_ids[:end], each.labels[:end]) for each, end in zip(row, own, strict=True)]
+             for row, own in zip(rows, ends, strict=True)]  # fmt: skip
     expected = collate(alone, indices, PAD).padded(4, 5 + -5 % multiple_of)
     found = first_answers(whole, multiple_of)
     for name, array in expected.arrays.items():
@@ -232,6 +248,27 @@ def test_a_dataset_of_pairs_comes_back_from_its_cache(open_pairs, monkeypatch):
 def test_other_prompt_limits_are_other_data(open_pairs):
     prints = {open_pairs([RECORD, LONG], max_prompt_len=length).fingerprint for length in (None, 100, 200)}
     assert len(prints) == 3
+
+
+def test_pairs_beyond_the_window_have_their_prompt_twice_and_must_fit_so(open_pairs):
+    whole = open_pairs([RECORD, LONG])
+    short, long = (len(whole.sample(number).input_ids) for number in range(2))
+    assert short < long and "twice" not in str(whole.report)
+    prompt = whole.sample(1).pair.chosen
+    twice = open_pairs([RECORD, LONG], pair_window=long - 1)
+    assert twice.fingerprint != whole.fingerprint
+    assert twice.lengths.tolist() == [short, long + prompt] and twice.report.sources[0].repeated_prompts == 1
+    assert "1 with their prompt twice (longer than a window of the model's attention)" in str(twice.report)
+    again = twice.sample(1)
+    assert again.documents == (whole.sample(1).pair.rejected,) and again.pair.rejected == again.documents[0] + prompt
+    np.testing.assert_array_equal(again.input_ids[again.documents[0] :][:prompt], again.input_ids[:prompt])
+    limits = {"max_seq_len": long + prompt - 1, "pair_window": long - 1}
+    assert open_pairs([RECORD, LONG], **limits).report.sources[0].dropped == 1
+    with pytest.raises(DataError, match=rf"data.jsonl:2: .* the prompt twice .*, got {long + prompt}\b"):
+        open_pairs([RECORD, LONG], **limits, over_length="error")
+    shorter = open_pairs([RECORD, LONG], **limits, over_length="truncate_turns")
+    assert shorter.report.sources[0].truncated == 1 and shorter.report.sources[0].repeated_prompts == 0
+    assert len(shorter.sample(1).input_ids) < long and shorter.sample(1).documents == ()
 
 
 def test_long_prompts_lose_their_oldest_turns(open_pairs):

@@ -9,7 +9,7 @@ from erniekit.data.formats.problems import MalformedError, NothingToTrainError, 
 from erniekit.data.formats.registry import FORMATS, VERDICT_KINDS, parse_record
 from erniekit.data.formats.verdicts import DESIRABLE, UNDESIRABLE, with_other_answers
 from erniekit.data.open_dataset import open_dataset
-from erniekit.data.pairs import Ends, RenderedPair, assemble_pair
+from erniekit.data.pairs import PairLayout, RenderedPair, assemble_pair
 from erniekit.data.templates.ernie import Segment
 from erniekit.errors import DataError
 
@@ -96,13 +96,29 @@ def test_one_prompt_alone_is_refused():
 
 def test_the_other_answer_is_cut_where_it_does_not_fit_and_may_be_equal(template):
     pair = RenderedPair([Segment("p", False)], [Segment("a", True)], [Segment("b", True)])
-    sample, prompt = assemble_pair(pair, [[1, 2, 3], [4, 5], [6, 7, 8, 9]], template, DESIRABLE, Ends(cut_at=6))
+    sample, prompt = assemble_pair(pair, [[1, 2, 3], [4, 5], [6, 7, 8, 9]], template, DESIRABLE, PairLayout(cut_at=6))
     assert sample.input_ids.tolist() == [1, 2, 3, 4, 3, 6] and sample.labels.tolist() == [-100, -100, 4, 2, 6, 7]
     assert prompt == 3 and sample.pair.score_difference == DESIRABLE
-    sample, _ = assemble_pair(pair, [[1, 2, 3], [4, 5], [4, 5]], template, DESIRABLE, Ends(cut_at=4))
+    sample, _ = assemble_pair(pair, [[1, 2, 3], [4, 5], [4, 5]], template, DESIRABLE, PairLayout(cut_at=4))
     assert sample.labels.tolist() == [-100, -100, 4, 2, 4]  # one token of it always stays
     with pytest.raises(NothingToTrainError):
         assemble_pair(pair, [[1, 2, 3], [4, 5], [4, 5]], template, None)
+
+
+@pytest.mark.parametrize(
+    ("cut_at", "window", "input_ids", "documents"),
+    [
+        (12, 8, [1, 2, 3, 4, 3, 6, 7, 8], ()),  # within the window
+        (12, 7, [1, 2, 3, 4, 1, 2, 3, 6, 7, 8], (4,)),  # there is room for the prompt and all of both answers
+        (9, 6, [1, 2, 3, 4, 1, 2, 3, 6, 7], (4,)),
+        (8, 7, [1, 2, 3, 4, 3, 6, 7], ()),  # sharing the prompt leaves the other answer more than reading it twice
+    ],
+)
+def test_the_other_answer_keeps_as_much_as_a_window_and_the_limit_leave(cut_at, window, input_ids, documents, template):
+    pair = RenderedPair([Segment("p", False)], [Segment("a", True)], [Segment("b", True)])
+    layout = PairLayout(cut_at, window=window)
+    sample, _ = assemble_pair(pair, [[1, 2, 3], [4, 5], [6, 7, 8, 9]], template, DESIRABLE, layout)
+    assert sample.input_ids.tolist() == input_ids and sample.documents == documents
 
 
 def test_a_file_becomes_samples(make_source, tokenizer, template, tmp_path):

@@ -354,6 +354,18 @@ def test_a_windowed_plan_is_the_square_with_the_window_cut_out(window: int, dens
     assert plan.windowed(window) is plan.windowed(window) and (plan.windowed(300) is plan)
 
 
+def test_a_window_refuses_answers_that_share_what_it_would_hide() -> None:
+    """A document of three positions; a prompt of two with answers of two and three; one of four; padding."""
+    ends = [3, 3, 3, 10, 10, 7, 7, 10, 10, 10, 14, 14, 14, 14, 14]
+    plan = AttentionPlan.build(np.array(ends, np.int32).reshape(1, 1, -1, 1))
+    assert plan.windowed(7) is plan
+    with pytest.raises(AssertionError, match="share a prompt that is longer than the window"):
+        plan.windowed(6)
+    ends[5:7] = [10, 10]  # one answer only
+    plan = AttentionPlan.build(np.array(ends, np.int32).reshape(1, 1, -1, 1))
+    assert plan.windowed(3) is not plan
+
+
 @pytest.mark.parametrize("dense", [False, True])
 @pytest.mark.parametrize("window", [None, 3])
 def test_a_sink_takes_its_share_of_the_probabilities(window: int | None, dense: bool) -> None:

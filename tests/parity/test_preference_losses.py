@@ -65,23 +65,24 @@ def test_losses_without_a_counterpart_are_known():
     assert set(LOSSES) - {name for name, _, _ in CASES} == {"kto_pair", "dpop"}
 
 
-def three_pairs(rng):
+def three_pairs(rng, window=None):
     """Prompts with two answers each, and the batch of two rows in which they are packed."""
     tokens = [
         [rng.integers(1, 53, length).tolist() for length in lengths] for lengths in [(9, 4, 6), (3, 11, 2), (1, 5, 5)]
     ]
-    samples = [join_pair(prompt, EncodedAnswer(a, a), EncodedAnswer(b, b)) for prompt, a, b in tokens]
+    samples = [join_pair(prompt, EncodedAnswer(a, a), EncodedAnswer(b, b), window=window) for prompt, a, b in tokens]
     return tokens, collate([samples[:2], samples[2:]], [[0, 1], [2]], 0, pairs=True)
 
 
-def test_log_probabilities_of_packed_pairs_are_those_of_transformers(tmp_path):
+@pytest.mark.parametrize("shape", [{}, {"model_type": "mistral", "sliding_window": 6}], ids=["full", "window"])
+def test_log_probabilities_of_packed_pairs_are_those_of_transformers(shape, tmp_path):
     import transformers
 
-    decoder = tiny_model()
+    decoder = tiny_model(**shape)
     save_model_folder(decoder, tmp_path)
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
     rng = np.random.default_rng(3)
-    tokens, batch = three_pairs(rng)
+    tokens, batch = three_pairs(rng, window=shape.get("sliding_window"))
     found = answer_log_probabilities(fused_head=True)(decoder, batch)
     for number, (prompt, *answers) in enumerate(tokens):
         for answer, value in zip(answers, (found.chosen[number], found.rejected[number]), strict=True):

@@ -93,6 +93,24 @@ def test_pairs_without_scores_are_refused_where_scores_are_needed(make_config: M
         steps(make_config(**replay, offset_alpha=1))
 
 
+def test_pairs_are_packed_for_the_window_of_the_model(make_config: Make, windowed_model: Path, tmp_path: Path) -> None:
+    """Those that share a prompt where the model cannot see all of it are refused; the others serve every model."""
+    records = tmp_path / "pairs.jsonl"
+    pairs = [{"prompt": "Count." + " Count." * n, "chosen": "1 2 3 4", "rejected": "3"} for n in (1, 12) * 6]
+    records.write_text("".join(json.dumps(record) + "\n" for record in pairs))
+    config = {"stage": "DPO", "train_dataset_path": str(records), "train_dataset_type": "messages"}
+    windowed = {"model_name_or_path": str(windowed_model)}
+    original = make_config(**config, **windowed)
+    pack_data(original, tmp_path / "packed")
+    replay = {"stage": "DPO", **replayed(tmp_path / "packed")}
+    assert_equal_batches(steps(make_config(**replay, **windowed)), steps(original))
+    steps(make_config(**replay))
+    pack_data(make_config(**config), tmp_path / "shared")
+    replay = {"stage": "DPO", **replayed(tmp_path / "shared")}
+    with pytest.raises(UserError, match=r"shared: holds pairs of more than 40 tokens .*\n  Pack the data again"):
+        steps(make_config(**replay, **windowed))
+
+
 def test_what_packing_has_decided_is_told_to_have_no_effect(make_config: Make) -> None:
     decided = {"packing": False, "over_length_policy": "error", "max_prompt_len": 5}
     replay = {"stage": "DPO", "train_dataset_path": "packed", "train_dataset_type": "packed", **decided}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from erniekit.build.model import open_tokenizer
 from erniekit.build.step_count import cached_step_count
 from erniekit.errors import DataError
 from erniekit.runners import overfit_check
-from erniekit.runners.preview import data_summary, preview
+from erniekit.runners.preview import data_summary, preview, preview_data
 
 PAIR = {"question": "What is 1 + 1?", "chosen": "2", "rejected": "3"}
 SCORES = {"score_chosen": 2, "score_rejected": 1}
@@ -48,6 +49,28 @@ def test_the_summary_counts_what_became_of_long_prompts(on_pairs: Callable[..., 
     assert "1 shortened by dropping their oldest turns" in summary and "2 pairs" in summary
     assert cached_step_count(config) is not None
     assert cached_step_count(on_pairs([PAIR, LONG_HISTORY, LONG_QUESTION], max_prompt_len=50)) is None
+
+
+def test_pairs_beyond_the_window_of_the_model_have_their_prompt_twice(
+    on_pairs: Callable[..., Any], windowed_model: Path, tmp_path: Path
+) -> None:
+    told = "1 with their prompt twice (longer than a window of the model's attention)"
+    config = on_pairs([PAIR, LONG_HISTORY], model_name_or_path=str(windowed_model), max_seq_len=256)
+    assert told in data_summary(config)
+    assert cached_step_count(config) is not None
+    model_config = windowed_model / "config.json"
+    other = tmp_path / "other"
+    shutil.copytree(windowed_model, other)
+    (other / "config.json").write_text(
+        model_config.read_text().replace('"sliding_window": 40', '"sliding_window": 256')
+    )
+    wider = on_pairs([PAIR, LONG_HISTORY], model_name_or_path=str(other), max_seq_len=256)
+    assert "twice" not in data_summary(wider)
+    shown, expected = (
+        [(part["targets"], part["parts"]) for row in preview_data(each)["rows"] for part in row["documents"]]
+        for each in (config, wider)
+    )
+    assert len(shown) == 2 and sorted(shown, key=str) == sorted(expected, key=str)
 
 
 def test_evaluation_reads_pairs_too(on_pairs: Callable[..., Any], tmp_path: Path) -> None:

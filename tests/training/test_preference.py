@@ -23,10 +23,16 @@ from ..model.tiny import tiny_model
 RNG = np.random.default_rng(0)
 LENGTHS = [(9, 4, 6), (1, 3, 1), (5, 7, 2), (12, 1, 5)]
 TOKENS = [[RNG.integers(1, 53, length).tolist() for length in lengths] for lengths in LENGTHS]
-PAIRS = [
-    join_pair(prompt, EncodedAnswer(chosen, chosen), EncodedAnswer(rejected, rejected), 1.0 + number)
-    for number, (prompt, chosen, rejected) in enumerate(TOKENS)
-]
+
+
+def joined(window=None):
+    return [
+        join_pair(prompt, EncodedAnswer(chosen, chosen), EncodedAnswer(rejected, rejected), 1.0 + number, window)
+        for number, (prompt, chosen, rejected) in enumerate(TOKENS)
+    ]
+
+
+PAIRS = joined()
 HEADS = [{}, {"sparse_head": True}, {"fused_head": True}, {"dense_mask": True}]
 # pairs of the rows of micro-batches
 LAYOUTS = {
@@ -84,6 +90,22 @@ def test_packed_answers_have_the_log_probabilities_of_separate_dialogues(heads, 
     for name, gradient in gradients(decoder).items():
         scale = np.abs(expected_gradients[name]).max()
         np.testing.assert_allclose(gradient, expected_gradients[name], atol=1e-4 * scale, err_msg=name)
+
+
+@pytest.mark.parametrize("dense_mask", [False, True])
+@pytest.mark.parametrize("model_type", ["mistral", "gpt_oss"])  # the second has sinks, too
+def test_answers_see_their_prompt_through_a_window_as_separate_dialogues_do(model_type, dense_mask):
+    decoder = tiny_model(model_type=model_type, sliding_window=6)
+    assert decoder.config.windows == {6}
+    alone = supervised()
+    expected = [-float(alone.loss(decoder, document).loss_sum) for document in documents()]
+    samples = joined(window=6)
+    assert [len(sample.documents) for sample in samples] == [1, 0, 1, 1]
+    measure = answer_log_probabilities(dense_mask=dense_mask)
+    found = measure(decoder, collate([samples], [range(4)], 0, pairs=True))
+    np.testing.assert_allclose(np.stack([found.chosen, found.rejected], 1).ravel(), expected, rtol=1e-6)
+    with pytest.raises(AssertionError, match="share a prompt"):  # what would be wrong cannot be computed
+        measure(decoder, collate([PAIRS], [range(4)], 0, pairs=True))
 
 
 def step_of(name, layout, **changes):

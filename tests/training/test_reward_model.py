@@ -58,6 +58,10 @@ def test_a_sample_holds_whole_answers_and_marks_their_last_tokens():
     assert sample.input_ids.tolist() == [1, 2, 3, 4, 5, 3, 6]
     assert sample.labels.tolist() == [-100, -100, -100, -100, 5, -100, 6]
     assert sample.pair == (2, 5, 2.0)
+    sample = join_scored([1, 2, 3], EncodedAnswer([4, 5], [4, 5]), EncodedAnswer([6], [6]), 2.0, window=6)
+    assert sample.input_ids.tolist() == [1, 2, 3, 4, 5, 1, 2, 3, 6]
+    assert sample.labels.tolist() == [-100, -100, -100, -100, 5, -100, -100, -100, 6]
+    assert sample.pair == (2, 7, 2.0) and sample.documents == (5,)
 
 
 def test_a_score_is_the_last_state_times_the_weight():

@@ -64,7 +64,9 @@ class Sample:
         clips: the recordings whose placeholder tokens are among the positions, in their order.
         words: of a record that is interleaved anew in each epoch (`data.interleave`), whose labels are then empty;
             int32[words, 3].
-        documents: where further documents begin, which see nothing of those before them; () for one document.
+        documents: where further documents begin, which see nothing of those before them; () for one document. A pair
+            whose answers do not share their prompt has a second one, which is the prompt again with its rejected
+            answer.
         causal: whether a position sees only those up to itself; otherwise all of its document.
         seconds: the length of its sound, where that is there as codes.
         spoken: of a recording as codes, from which an epoch draws its samples, what `drawing.SpokenFacts` reads:
