@@ -82,3 +82,17 @@ def test_unequal_stages_are_told() -> None:
 
 def test_one_process_needs_no_stages() -> None:
     assert notes.pipeline_notes(_config(), DENSE, Topology()) == []
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"stage": "DPO"}, True),
+        ({"stage": "DPO", "normalize_logps": False}, False),
+        ({"stage": "DPO", "loss_type": "simpo"}, False),
+        ({"stage": "SFT"}, False),
+    ],
+)
+def test_how_log_probabilities_are_summed_is_told(values: dict[str, Any], told: bool) -> None:
+    lines = notes.run_notes(_config(**values))
+    assert any(line.startswith("normalize_logps is false: sigmoid sums") for line in lines) == told

@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 from collections.abc import Generator
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,6 @@ from erniekit.manifest import problems
 from erniekit.training.callbacks import Callback, TrainingRun
 from erniekit.training.checkpoint.atomic_folder import checkpoint_folders, step_of
 from erniekit.training.checkpoint.resume import Start, open_output_folder
-from erniekit.training.checkpoint.sharded import WEIGHTS, CheckpointShards
 from erniekit.training.optim.schedules import learning_rate
 from erniekit.training.result import result_of
 from erniekit.training.step import train_step
@@ -547,28 +545,3 @@ def test_a_step_has_the_limits_that_are_asked_for(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("erniekit.training.trainer.train_step", recording)
     fake_trainer(tmp_path, total_steps=1, max_grad_norm=0.25, release_grads=True).fit(FRESH)
     assert (told["max_grad_norm"], told["release_grads"]) == (0.25, True)
-
-
-@pytest.mark.parametrize(("strategy", "checked"), [("no", False), ("steps", True)])
-def test_ranks_that_write_their_own_files_need_one_file_system(
-    strategy: str, checked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class CheckedError(Exception):
-        pass
-
-    def check(folder: Path, ranks: Any) -> None:
-        raise CheckedError
-
-    monkeypatch.setattr("erniekit.training.saving.check_shared_filesystem", check)
-    trainer = fake_trainer(
-        tmp_path, total_steps=1, save_strategy=strategy, shards=CheckpointShards(frozenset({WEIGHTS}))
-    )
-    with pytest.raises(CheckedError) if checked else nullcontext():
-        trainer.fit(FRESH)
-
-
-@pytest.mark.parametrize("left_out", [True, False])
-def test_moments_in_few_bits_are_told_where_they_are_saved(left_out: bool, tmp_path: Path, logged: list[str]) -> None:
-    options = {"save_strategy": "steps", "ckpt_quant_stage": "O1", "ignore_save_lr_and_optim": left_out}
-    fake_trainer(tmp_path, total_steps=1, **options).fit(FRESH)
-    assert any("resuming from them is not bit-exact" in line for line in logged) != left_out
