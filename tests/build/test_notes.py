@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from erniekit.build import notes
+from erniekit.config import Config
 from erniekit.distributed.topology import Topology, topology_from
 from erniekit.model.architectures.model_config import ModelConfig
 from tests.build.test_checks import DENSE, EXPERTS, FREE_OF_BIAS, GELU, LORA, NO_BIAS, _config
@@ -87,12 +89,18 @@ def test_one_process_needs_no_stages() -> None:
 @pytest.mark.parametrize(
     ("values", "told"),
     [
-        ({"stage": "DPO"}, True),
-        ({"stage": "DPO", "normalize_logps": False}, False),
-        ({"stage": "DPO", "loss_type": "simpo"}, False),
-        ({"stage": "SFT"}, False),
+        ({}, ""),
+        ({"save_strategy": "no"}, "save_strategy is no: this run writes no checkpoint"),
+        ({"save_strategy": "no", "do_train": False, "do_eval": True, "eval_dataset_path": "e"}, ""),
+        ({"stage": "DPO"}, "normalize_logps is false: sigmoid sums"),
+        ({"stage": "DPO", "loss_type": "ipo"}, "normalize_logps is false: ipo sums"),
+        ({"stage": "DPO", "loss_type": "simpo"}, ""),
+        ({"stage": "DPO", "normalize_logps": False}, ""),
     ],
+    ids=str,
 )
-def test_how_log_probabilities_are_summed_is_told(values: dict[str, Any], told: bool) -> None:
-    lines = notes.run_notes(_config(**values))
-    assert any(line.startswith("normalize_logps is false: sigmoid sums") for line in lines) == told
+def test_what_a_run_tells_before_it_begins(
+    values: dict[str, Any], told: str, make_config: Callable[..., Config]
+) -> None:
+    lines = notes.run_notes(make_config(**{"save_strategy": "epoch", **values}))
+    assert told in "".join(lines) and len(lines) == bool(told)

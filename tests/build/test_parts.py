@@ -127,6 +127,11 @@ def test_a_text_model_has_a_decoder_alone() -> None:
     assert part_notes(load(), model, None) == []
 
 
+def test_nothing_is_told_of_parts_where_nothing_is_trained(listener: ModelConfig) -> None:
+    assert part_notes(load(do_train=True), listener, None)
+    assert part_notes(load(do_train=False, do_eval=True, eval_dataset_path="e.jsonl"), listener, None) == []
+
+
 def test_each_weight_belongs_to_one_part(listener: ModelConfig) -> None:
     names = (ENCODER, PROJECTOR, DECODER, "model.embed_tokens.weight", PROJECTOR.replace("weight", "lora_A"))
     parts = [part_of(listener.architecture, name) for name in names]

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from erniekit.build import notes
 from erniekit.build import preflight as preflights
 from erniekit.build.checks import dense_mask_size
 from erniekit.build.preflight import preflight
@@ -153,6 +152,9 @@ CASES: dict[str, tuple[Change, dict[str, Any], str]] = {
         lambda folder: None, ANSWERS | {"rewards": "reward_model:{folder}"}, "it is no reward model",
     ),
     "a rule as a reward": (lambda folder: None, ANSWERS | {"rewards": "exact_match"}, ""),
+    "half a group": (
+        lambda folder: None, ANSWERS | {"rewards": "exact_match", "num_generations": 4}, "num_generations",
+    ),
     "a decoder that learns to speak": (lambda folder: None, TTS | BASE | SIZES, ""),
     "one that learns to speak level by level": (lambda folder: None, TTS | SIZES | {"tts_objective": "ar_nar"}, ""),
     "codes of an unknown codec": (lambda folder: None, TTS, "it is not known of which codec"),
@@ -246,6 +248,16 @@ def test_every_problem_is_shown_at_once(
         assert part in str(refused.value)
 
 
+def test_groups_are_those_that_are_learned_from(
+    make_config: Callable[..., Config], tiny_base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = str(ROOT / "examples/data/grpo-eval.jsonl")
+    halves = ANSWERS | {"rewards": "exact_match", "num_generations": 4, "do_eval": True, "eval_dataset_path": data}
+    make_config(model_name_or_path=str(tiny_base), train_dataset_path=data, **halves)
+    assert main(["validate", str(tmp_path / "config.yaml")]) == 2 and "num_generations" in capsys.readouterr().err
+    assert main(["validate", str(tmp_path / "config.yaml"), "do_train=false"]) == 0
+
+
 def test_validate_looks_at_each_verb(
     make_config: Callable[..., Config], tiny_base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -270,26 +282,6 @@ def test_validate_looks_at_each_verb(
     (tmp_path / "run" / "model.safetensors").write_bytes(b"")
     assert "model.safetensors" in verdict("export") and "model.safetensors" in verdict("eval", held_out)
     assert "there is no such folder" in verdict("generate", "model_name_or_path=absent")
-
-
-@pytest.mark.parametrize(
-    ("values", "told"),
-    [
-        ({}, ""),
-        ({"save_strategy": "no"}, "save_strategy is no: this run writes no checkpoint"),
-        ({"save_strategy": "no", "do_train": False, "do_eval": True, "eval_dataset_path": "e"}, ""),
-        ({"stage": "DPO"}, "normalize_logps is false: sigmoid sums"),
-        ({"stage": "DPO", "loss_type": "ipo"}, "normalize_logps is false: ipo sums"),
-        ({"stage": "DPO", "loss_type": "simpo"}, ""),
-        ({"stage": "DPO", "normalize_logps": False}, ""),
-    ],
-    ids=str,
-)
-def test_what_a_run_tells_before_it_begins(
-    values: dict[str, Any], told: str, make_config: Callable[..., Config]
-) -> None:
-    lines = notes.run_notes(make_config(**{"save_strategy": "epoch", **values}))
-    assert told in "".join(lines) and len(lines) == bool(told)
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,16 @@ def test_what_a_run_leaves_is_there_at_its_end(store: ObjectFolder, make_config:
     assert logged[-1] == f"everything is in {store.url}"
 
 
+def test_another_run_is_kept_unless_it_may_be_overwritten(store: ObjectFolder, make_config: MakeConfig) -> None:
+    with stored_run(make_config(output_dir=store.url)) as local:
+        save(local, 2)
+    with pytest.raises(CheckpointError, match="overwrite_output_dir"), stored_run(make_config(output_dir=store.url)):
+        pass
+    with stored_run(make_config(output_dir=store.url, overwrite_output_dir=True)) as local:
+        save(local, 3)
+    assert "checkpoint-3/manifest.json" in store.list()
+
+
 def test_what_is_complete_is_uploaded_after_an_error_too(store: ObjectFolder, make_config: MakeConfig) -> None:
     with pytest.raises(TrainingError, match="loss"), stored_run(make_config(output_dir=store.url)) as local:
         save(local, 2)
