@@ -237,3 +237,13 @@ def test_only_aligned_units_need_tokens_of_units(monkeypatch: pytest.MonkeyPatch
     held_out = {"do_eval": True, "eval_dataset_path": "e", "eval_dataset_type": "aligned_units"}
     checks.check_unit_tokens(_config(train_dataset_type="messages", **held_out), tmp_path)
     assert asked == [tmp_path, tmp_path]
+
+
+@pytest.mark.parametrize("name", ["per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation"])
+def test_whatever_makes_answers_makes_groups(name: str) -> None:
+    answering = {"stage": "GRPO", "rewards": "exact_match", "num_generations": 12}
+    one = dict.fromkeys(("per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation"), 1)
+    checks.check_groups(_config(**answering, **one | {name: 12}), 1)
+    checks.check_groups(_config(**answering, **one | {name: 4}), 3)
+    with pytest.raises(UserError, match=rf"a rollout has 4 answers, 4 \({name}\), which are no whole groups"):
+        checks.check_groups(_config(**answering, **one | {name: 4}), 1)
