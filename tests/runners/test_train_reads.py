@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -72,3 +73,16 @@ def test_an_evaluation_alone_has_as_many_batches_as_asked(
         monkeypatch.setattr(evaluate, name, replacement)
     with pytest.raises(EvaluationBeginsError):
         evaluate.run_evaluation(make_config(max_evaluate_steps=3))
+
+
+def test_a_model_that_goes_on_is_told_when_it_learns_to_read_anew(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, logged: list[str]
+) -> None:
+    codec = SimpleNamespace(folder=Path("codec"), frame_rate=0)
+    for name, value in {"codec_of_run": codec, "codec_candidates": [], "differing_codecs": []}.items():
+        monkeypatch.setattr(train, name, lambda *given, value=value: value)
+    monkeypatch.setattr(train, "read_text_reading", lambda folders: SimpleNamespace(frontend="phonemes"))
+    for goes_on in (True, False):
+        logged.clear()
+        train._tell_codes(make_config(stage="TTS", continue_training=goes_on), writes=False)
+        assert any("it learns to read anew" in line for line in logged) == goes_on
