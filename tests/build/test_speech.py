@@ -74,6 +74,14 @@ def test_the_codes_of_parts_and_of_an_index_are_found(speech: MakeConfig, tmp_pa
     assert codec_of_run(speech(train_dataset_path=str(index))).levels == 2
 
 
+def test_the_codec_of_held_out_codes_is_as_good(speech: MakeConfig, codes: Path, tmp_path: Path) -> None:
+    other = tmp_path / "records.jsonl"
+    other.write_text("")
+    assert codec_of_run(speech(train_dataset_path=str(other), eval_dataset_path=str(codes))).levels == 2
+    with pytest.raises(ConfigurationError):
+        codec_of_run(speech(train_dataset_path=str(other)))
+
+
 @pytest.mark.proves("codec")
 def test_a_codec_that_is_named_comes_first(speech: MakeConfig, tmp_path: Path, codes: Path) -> None:
     named = write_codec_config(tmp_path / "named")

@@ -54,3 +54,13 @@ def test_what_is_wrong_is_told_before_anything_is_loaded(tmp_path: Path, capsys:
     assert "stands for x already" in capsys.readouterr().err
     assert main(["server", str(tmp_path / "absent"), "port=0", "--device", "cpu"]) == 2
     assert "absent" in capsys.readouterr().err
+
+
+def test_answers_are_drawn_by_the_seed(tiny_base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from erniekit.serving import open as opening
+
+    seeds = []
+    monkeypatch.setattr(opening, "open_served", lambda loading, serving, sampling, *given: seeds.append(sampling.seed))
+    monkeypatch.setattr(opening, "run", lambda *given: None)
+    assert main(["server", str(tiny_base), "port=0", "seed=7"]) == 0
+    assert seeds == [7]

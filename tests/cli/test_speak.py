@@ -52,6 +52,21 @@ def test_parameters_and_seeds_act(model: Path, tmp_path: Path) -> None:
     assert (first != codes("classes", "--class-temperature", "3")).any()
 
 
+def test_a_model_is_opened_where_it_is_to_compute(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from erniekit.errors import UserError
+    from erniekit.inference.speaking.speaker import SpeechModel
+
+    devices = []
+
+    def load(folder: Path, *, device: str, **named: object) -> None:
+        devices.append(device)
+        raise UserError("enough")
+
+    monkeypatch.setattr(SpeechModel, "load", load)
+    assert speak(model, "--text", "one", "--output", tmp_path / "a.wav") == 2
+    assert devices == ["cpu"]
+
+
 def test_a_file_of_texts(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     soundfile.write(tmp_path / "voice.wav", 0.2 * np.random.default_rng(0).standard_normal(9000), 8000)
     records = [

@@ -45,6 +45,8 @@ def test_ranks_that_do_not_score_hold_neither_processes_nor_models() -> None:
     with pytest.raises(AssertionError):
         rewards.score([answer("5")])
     rewards.close()
+    weighted = open_rewards(configured("exact_match", "length:9", reward_weights=[1, -0.5]), scores=False)
+    assert weighted.weights.tolist() == [1, -0.5]
 
 
 def test_the_reference_stands_in_the_field_that_is_named() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -64,6 +65,17 @@ def test_the_divergence_is_taken_from_the_reward(answer_prompts: Run) -> None:  
         expected = rewards - (rewards.sum() - rewards) / 3
         gaps[beta] = np.abs(expected - [each["advantage"] for each in last]).max()
     assert gaps[1e-9] < 1e-4 < 1e-3 < gaps[5.0]
+
+
+def test_the_divergence_is_estimated_as_the_run_says(answer_prompts: Run) -> None:  # noqa: F811
+    advantages = {}
+    for estimator in ("k1", "k2", "k3"):
+        values = {"loss_type": "rloo", "beta": 5.0, "learning_rate": 1e-2, "max_steps": 2}
+        run = answer_prompts(**values, kl_estimator=estimator, overwrite_output_dir=True)
+        advantages[estimator] = [each["advantage"] for each in rollouts(run.output)[-4:]]
+    assert not any(
+        np.allclose(advantages[one], advantages[other], atol=1e-6) for one, other in combinations(advantages, 2)
+    )
 
 
 def test_others_are_compared_with_what_masked_answers_are_worth(

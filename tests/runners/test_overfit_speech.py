@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 import soundfile
 
+from erniekit.build.model import open_tokenizer
 from erniekit.config import Config
+from erniekit.errors import DataError
 from erniekit.runners.overfit_check import overfit_check
-from erniekit.runners.overfit_speech import equal_share
+from erniekit.runners.overfit_speech import equal_share, first_recording
 from tests.runners.coded_speech import coded_speech
 
 
@@ -25,6 +27,14 @@ from tests.runners.coded_speech import coded_speech
 def test_codes_are_compared_place_by_place(written: list[list[int]], share: float) -> None:
     expected = np.array([[1, 2, 3], [4, 5, 6]])
     assert equal_share(np.array(written, np.int64).reshape(2, -1), expected) == pytest.approx(share)
+
+
+def test_a_recording_that_fits_is_looked_for(make_config: Callable[..., Config], tmp_path: Path) -> None:
+    values: dict[str, Any] = {"stage": "TTS", "tts_objective": "masked", "train_dataset_type": "codes"}
+    folder = str(coded_speech(tmp_path / "codes"))
+    config = make_config(**values, train_dataset_path=folder, max_seq_len=16)
+    with pytest.raises(DataError, match=r"none of \d+ records fits max_seq_len 16; raise it"):
+        first_recording(config, open_tokenizer(config)[0])
 
 
 @pytest.mark.slow

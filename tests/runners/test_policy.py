@@ -327,6 +327,19 @@ def test_a_parameter_changes_its_figure(
     assert before != pytest.approx(changed, rel=1e-4, abs=1e-9)
 
 
+def test_answers_are_measured_at_the_temperature_that_drew_them(answer_prompts: Callable[..., Any]) -> None:
+    assert answer_prompts(max_steps=1, rollout_temperature=0.5).log[0]["sampling_gap"] < 1e-3
+
+
+def test_dr_grpo_divides_by_the_longest_answer_that_may_be(answer_prompts: Callable[..., Any]) -> None:
+    """And DAPO by the tokens that there are."""
+    logs, tokens = {}, 0.0
+    for loss in ("dr_grpo", "dapo"):
+        run = answer_prompts(max_steps=1, loss_type=loss, scale_rewards=False, overwrite_output_dir=True)
+        logs[loss], tokens = run.log[0]["grad_norm"], sum(each["tokens"] for each in rollouts(run.output))
+    assert logs["dr_grpo"] * 8 * 8 == pytest.approx(logs["dapo"] * tokens, rel=1e-4)
+
+
 @pytest.mark.parametrize(
     ("parameters", "told"),
     [

@@ -150,6 +150,13 @@ def test_draws_depend_on_the_number_of_a_request_alone(decoder: Any) -> None:
     )
 
 
+def test_classes_of_later_levels_are_drawn_where_a_temperature_is_given(decoder: Any) -> None:
+    likeliest, drawn = (write(decoder, REQUESTS, GREEDY, replace(PLAIN, class_temperature=t)) for t in (0.0, 5.0))
+    for one, other in zip(likeliest, drawn, strict=True):
+        np.testing.assert_array_equal(one.codes[0], other.codes[0])
+    assert any((one.codes[1] != other.codes[1]).any() for one, other in zip(likeliest, drawn, strict=True))
+
+
 @pytest.mark.proves("min_p")
 def test_min_p_of_one_takes_the_likeliest_code(decoder: Any) -> None:
     sampling = replace(GREEDY, temperature=5.0)
