@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -52,15 +52,19 @@ def wait_until(happened: Callable[[], Any], what: str) -> Any:
     raise AssertionError(f"{what} has not happened")
 
 
-def assert_nothing_is_left(session: int) -> None:
-    wait_until(lambda: not command_lines(session), f"the end of {command_lines(session)}")
+def assert_nothing_is_left(session: int, before: Iterable[int] = ()) -> None:
+    """But the processes that were there before."""
+    until = time.monotonic() + DEADLINE
+    while left := {process: line for process, line in command_lines(session).items() if process not in before}:
+        assert time.monotonic() < until, f"these have not ended: {left}"
+        time.sleep(0.1)
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_left() -> Iterator[None]:
-    before = command_lines(os.getsid(0)).keys()
+    before = {*command_lines(os.getsid(0))}
     yield
-    wait_until(lambda: command_lines(os.getsid(0)).keys() <= before, "the end of Ray's processes")
+    assert_nothing_is_left(os.getsid(0), before)
 
 
 def assert_equal_runs(run: Any, lines: list[dict[str, Any]], weights: dict[str, np.ndarray]) -> None:

@@ -1,12 +1,15 @@
 """How fast answers are written: ours beside transformers' `generate`, and beside llama.cpp's package where it is there.
 
     python tools/bench/decode.py [--models tiny medium] [--prompts 1 16] [--length 64] [--new 64] [--threads 2]
-                                 [--rounds 3] [--cpu] [--environments .peers] [--folder /tmp/bench-decode] [--write]
+                                 [--rounds 3] [--cpu] [--environments .peers] [--llama PYTHON]
+                                 [--folder /tmp/bench-decode] [--write]
 
 Greedy answers to prompts of `length` random tokens, by models of workload.py with random weights, in float32; ours also
 with linear weights in 8 and 4 bits. Each side runs in a process of its own, in turn with the others, and tells its
 tokens a second after the prompts: (new - 1) tokens over the seconds of new tokens less those of one. The best round of
 each counts, and the ratio is that of the bests. Float32 sides must choose the same first tokens, or nothing is printed.
+llama.cpp's package (`pip install llama-cpp-python gguf` compiles it) gets the same weights as a GGUF file, with keys
+and values in float32 and without its flash attention, since both change its answers.
 With --cpu the seconds are those of the processor, for a machine that others use, too; then take --threads 1. Memory is
 the kernel's VmHWM. Prints a markdown table; with --write it goes into docs/benchmarks.md.
 """
@@ -78,20 +81,92 @@ def answer(tokens):
 report(answer)
 """
 )
+GGUF = """
+import json, sys
+from pathlib import Path
+import numpy as np
+from gguf import GGUFWriter
+folder, target = map(Path, sys.argv[1:3])
+config = json.loads((folder / "config.json").read_text())
+with (folder / "model.safetensors").open("rb") as file:
+    start = 8 + int.from_bytes(file.read(8), "little")
+    tensors = json.loads(file.read(start - 8))
+values = np.memmap(folder / "model.safetensors", np.uint8, "r")[start:]
+parts = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+ends = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+names = {f"{stored}.weight": f"{name}.weight" for stored, name in ends.items()}
+for number in range(config["num_hidden_layers"]):
+    names |= {f"model.layers.{number}.{part}.weight": f"blk.{number}.{name}.weight" for part, name in parts.items()}
+writer = GGUFWriter(target, "ernie4_5")
+writer.add_context_length(config["max_position_embeddings"])
+writer.add_embedding_length(config["hidden_size"])
+writer.add_block_count(config["num_hidden_layers"])
+writer.add_feed_forward_length(config["intermediate_size"])
+writer.add_head_count(config["num_attention_heads"])
+writer.add_head_count_kv(config["num_key_value_heads"])
+writer.add_key_length(config["head_dim"])
+writer.add_value_length(config["head_dim"])
+writer.add_rope_dimension_count(config["head_dim"])
+writer.add_rope_freq_base(config["rope_theta"])
+writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+writer.add_tokenizer_model("no_vocab")
+writer.add_vocab_size(config["vocab_size"])
+for stored, tensor in tensors.items():
+    if stored != "__metadata__":
+        first, last = tensor["data_offsets"]
+        writer.add_tensor(names[stored], np.asarray(values[first:last]).view(np.float32).reshape(tensor["shape"]))
+writer.write_header_to_file()
+writer.write_kv_data_to_file()
+writer.write_tensors_to_file()
+writer.close()
+"""
 LLAMA_CPP = (
     COMMON
     + """
-import os
-from llama_cpp import Llama
-model = Llama(sys.argv[6], n_ctx=length + new + 8, n_threads=int(os.environ["OMP_NUM_THREADS"]), verbose=False)
+import ctypes, os
+import llama_cpp as cpp
+threads = int(os.environ["OMP_NUM_THREADS"])
+settings = cpp.llama_context_default_params()
+settings.n_ctx, settings.n_seq_max, settings.n_batch = count * (length + new + 8), count, count * length
+settings.n_threads = settings.n_threads_batch = threads
+settings.type_k = settings.type_v = cpp.GGML_TYPE_F32  # as the others keep keys and values
+settings.flash_attn_type = cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
+quiet = cpp.llama_log_callback(lambda *given: None)
+cpp.llama_log_set(quiet, ctypes.c_void_p())
+cpp.llama_backend_init()
+model = cpp.llama_model_load_from_file(sys.argv[6].encode(), cpp.llama_model_default_params())
+context = cpp.llama_init_from_model(model, settings)
+batch = cpp.llama_batch_init(count * length, 0, 1)
+
+def decode(sequences, start):
+    batch.n_tokens = 0
+    for number, tokens in enumerate(sequences):
+        for place, token in enumerate(tokens):
+            row, last = batch.n_tokens, place == len(tokens) - 1
+            batch.token[row], batch.pos[row], batch.logits[row] = token, start + place, last
+            batch.n_seq_id[row], batch.seq_id[row][0] = 1, number
+            batch.n_tokens += 1
+    assert cpp.llama_decode(context, batch) == 0
+    ends = np.cumsum([len(tokens) for tokens in sequences]) - 1
+    rows = [cpp.llama_get_logits_ith(context, int(end)) for end in ends]
+    return [int(np.ctypeslib.as_array(row, (vocabulary,)).argmax()) for row in rows]
 
 def answer(tokens):
-    answers = []
-    for prompt in prompts:  # its Python package answers one prompt after another
-        model.reset()
-        steps = model.generate(prompt, temp=0.0)
-        answers.append([token for _, token in zip(range(tokens), steps)])
-    return answers
+    cpp.llama_memory_clear(cpp.llama_get_memory(context), True)
+    steps = [decode(prompts, 0)]
+    for position in range(length, length + tokens - 1):
+        steps.append(decode([[token] for token in steps[-1]], position))
+    return [list(chosen) for chosen in zip(*steps)]
 
 report(answer)
 """
@@ -108,7 +183,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--cpu", action="store_true", help="processor time in place of wall time")
     parser.add_argument("--environments", type=Path, default=ROOT / ".peers")
-    parser.add_argument("--gguf", type=Path, help="a folder with MODEL.gguf of each model, for llama.cpp's package")
+    parser.add_argument("--llama", type=Path, help="the Python of an environment with llama-cpp-python and gguf")
     parser.add_argument("--folder", type=Path, default=Path("/tmp/bench-decode"))
     parser.add_argument("--write", action="store_true", help="into docs/benchmarks.md")
     options = parser.parse_args()
@@ -124,7 +199,7 @@ def main() -> None:
     for name in options.models:
         folder = write_model(options.folder / name, name)
         for count in options.prompts:
-            results = compare(sides_of(name, torch, options.gguf), folder, count, options)
+            results = compare(sides_of(folder, torch, options.llama), folder, count, options)
             products += [result["product"] for result in results.values() if "product" in result]
             base = results.get("transformers")
             for side, result in results.items():
@@ -136,13 +211,14 @@ def main() -> None:
     shutil.rmtree(options.folder)
     lines += ["", f"Float32 products of the run: {min(products):.0f} to {max(products):.0f} GF/s."]
     others = versions_in(torch, "torch", "transformers") if torch.exists() else []
+    others += versions_in(options.llama, "llama-cpp-python") if options.llama else []
     table = "\n".join([*lines, "", measured_at("python tools/bench/decode.py --write", others)])
     print(table)
     if options.write:
         BENCHMARKS.write_text(with_table("decode", table, BENCHMARKS), encoding="utf-8")
 
 
-def sides_of(model: str, torch: Path, gguf: Path | None) -> dict[str, tuple[str, str, list[str]]]:
+def sides_of(folder: Path, torch: Path, llama: Path | None) -> dict[str, tuple[str, str, list[str]]]:
     """The program of each side, its interpreter and its further arguments."""
     sides = {
         "ours": (sys.executable, OURS, []),
@@ -151,8 +227,11 @@ def sides_of(model: str, torch: Path, gguf: Path | None) -> dict[str, tuple[str,
     }
     if torch.exists():
         sides["transformers"] = (str(torch), TRANSFORMERS, [])
-    if gguf is not None:
-        sides["llama.cpp"] = (str(torch), LLAMA_CPP, [str(gguf / f"{model}.gguf")])
+    if llama is not None:
+        file = folder / "model.gguf"
+        if not file.exists():
+            subprocess.run([llama, "-c", GGUF, folder, file], check=True)
+        sides["llama.cpp"] = (str(llama), LLAMA_CPP, [str(file)])
     return sides
 
 
@@ -174,12 +253,10 @@ def compare(
             result = json.loads(done.stdout.splitlines()[-1])
             if side not in best or result["rate"] > best[side]["rate"]:
                 best[side] = result
-    ours, theirs = (
-        [ids[:SAME_TOKENS] for ids in best[side]["ids"]]
-        for side in ("ours", "transformers" if "transformers" in best else "ours")
-    )
-    if ours != theirs:
-        sys.exit(f"{folder.name}: the answers differ: {ours} here, {theirs} there")
+    first = {side: [ids[:SAME_TOKENS] for ids in result["ids"]] for side, result in best.items()}
+    for side in ("transformers", "llama.cpp"):
+        if side in best and first[side] != first["ours"]:
+            sys.exit(f"{folder.name}: the answers differ: {first['ours']} here, {first[side]} of {side}")
     return best
 
 

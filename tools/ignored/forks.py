@@ -66,13 +66,17 @@ def run(reader: dict[str, Any] | None, arguments: list[str], timeout: float) -> 
 
 
 def _become(reader: dict[str, Any] | None, arguments: list[str], folder: Path, output: int) -> None:
-    """Go on as the run of tests, in a session of its own, with a cache of its own."""
+    """Go on as the run of tests, in a session of its own, with a cache of its own but for compiled kernels."""
     code = 3
     try:
         os.setsid()
         for descriptor in (1, 2):
             os.dup2(output, descriptor)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        kernels = Path(os.environ.get("ERNIEKIT_CACHE") or "~/.cache/erniekit").expanduser().absolute() / "native"
+        kernels.mkdir(parents=True, exist_ok=True)
+        (folder / "cache").mkdir()
+        (folder / "cache" / "native").symlink_to(kernels)
         os.environ["ERNIEKIT_CACHE"] = str(folder / "cache")
         if reader is not None:
             sitecustomize.ignore(reader)
