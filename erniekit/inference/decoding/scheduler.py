@@ -2,8 +2,9 @@
 (Agrawal et al., 2023, arXiv:2308.16369), over key-value blocks.
 
 A step takes the newest token of every answer, then as many tokens of prompts as it has room for. Requests begin in the
-order in which they were submitted. Where blocks run out, the request that began last gives its blocks back and is
-computed again later. Nothing depends on time, so that ranks which submit the same requests compute the same steps.
+order in which they were submitted; prompts that begin alike have the blocks of that part in common. Where blocks run
+out, the request that began last gives its blocks back and is computed again later. Nothing depends on time, so that
+ranks which submit the same requests compute the same steps.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Literal, NamedTuple, Protocol
 import numpy as np
 
 from erniekit.errors import UserError
-from erniekit.inference.decoding.blocks import BlockTables, blocks_of
+from erniekit.inference.decoding.blocks import BlockTables, Content, blocks_of
 from erniekit.inference.decoding.step import BLOCK_TOKENS, Step, StepBatch
 from erniekit.inference.sampling import (
     Sampling,
@@ -120,6 +121,11 @@ class _Sequence:
     def needs_inputs(self) -> bool:
         return self.request.inputs is not None and self.cached == 0
 
+    @property
+    def shares_blocks(self) -> bool:
+        """Whether its tokens alone decide what its keys and values are."""
+        return self.request.inputs is None and self.request.rotary is None
+
 
 class Scheduler:
     """Answers requests that may arrive and leave between any two steps; for one thread at a time.
@@ -194,7 +200,7 @@ class Scheduler:
             return []
         logits_RV = self._step.logits(self._batch(chosen))
         for sequence, count in chosen:
-            sequence.cached += count
+            self._computed(sequence, count)
         ready = [sequence for sequence, _ in chosen if sequence.cached == len(sequence.tokens)]
         tokens = _drawn_together(ready, logits_RV)
         finite = np.isfinite(logits_RV.max(axis=1)).tolist()  # of NaN the largest is NaN
@@ -230,6 +236,7 @@ class Scheduler:
         for sequence in running:
             if sequence.needs_inputs:  # its arrays say something about every token of the prompt
                 return [(sequence, len(sequence.request.prompt))]
+        running = self._that_need_not_wait(running)
         chosen = [(sequence, 1) for sequence in running if sequence.pending == 1]
         if len(chosen) == len(running):
             return chosen
@@ -240,6 +247,42 @@ class Scheduler:
                 chosen.append((sequence, count))
                 budget -= count
         return chosen
+
+    def _that_need_not_wait(self, running: list[_Sequence]) -> list[_Sequence]:
+        """Return the requests but those whose next block one before them computes, for both.
+
+        Prompts take over the blocks that others have with the same tokens. Their last token they compute themselves.
+        """
+        found, computed = [], set()
+        for sequence in running:
+            if sequence.pending > 1 and sequence.shares_blocks:
+                content = self._after_adoption(sequence)
+                if content in computed:
+                    continue
+                if content is not None:
+                    computed.add(content)
+            found.append(sequence)
+        return found
+
+    def _after_adoption(self, sequence: _Sequence) -> Content | None:
+        """Take over what others have computed for a request; return what its next block will hold, if others can use
+        it."""
+        while (number := sequence.cached // BLOCK_TOKENS) < (len(sequence.tokens) - 1) // BLOCK_TOKENS:
+            content = self._content(sequence, number)
+            if sequence.cached % BLOCK_TOKENS or not self._blocks.adopt(sequence.id, number, content):
+                return content
+            sequence.cached += BLOCK_TOKENS
+        return None
+
+    def _content(self, sequence: _Sequence, number: int) -> Content:
+        return self._blocks.content(sequence.id, number, sequence.tokens, sequence.request.adapters)
+
+    def _computed(self, sequence: _Sequence, count: int) -> None:
+        """Note that keys and values of so many more tokens are there, and offer full blocks of the prompt."""
+        first, sequence.cached = sequence.cached, sequence.cached + count
+        if sequence.shares_blocks and first < len(sequence.request.prompt):
+            for number in range(first // BLOCK_TOKENS, sequence.cached // BLOCK_TOKENS):
+                self._blocks.offer(sequence.id, number, self._content(sequence, number))
 
     def _of_one_set(self) -> list[_Sequence]:
         """Return the running requests of one set of adapters, with which a step is computed: each set in turn."""

@@ -40,3 +40,25 @@ def test_too_few_blocks_change_nothing():
     assert tables.free == 1
     np.testing.assert_array_equal(tables.tables([0]), [[0, 1]])
     assert tables.extend(0, 3 * BLOCK_TOKENS) and tables.free == 0
+
+
+def test_full_blocks_are_had_by_several_as_long_as_one_of_them_lives():
+    tables, tokens = BlockTables(8), list(range(40))
+    for request in (0, 1):
+        assert tables.extend(request, 40)
+    for number in (0, 1):
+        content = tables.content(0, number, tokens, "")
+        assert not tables.adopt(1, number, content)
+        tables.offer(0, number, content)
+        assert tables.content(1, number, tokens, "other") != content
+        assert tables.adopt(1, number, tables.content(1, number, tokens, ""))
+    np.testing.assert_array_equal(tables.tables([0, 1]), [[0, 1, 2], [0, 1, 5]])
+    assert tables.free == 4
+    tables.release(0)
+    assert tables.free == 5
+    assert tables.extend(2, 40) and tables.adopt(2, 0, tables.content(2, 0, tokens, ""))
+    np.testing.assert_array_equal(tables.tables([2]), [[0, 3, 4]])
+    tables.release(1)
+    tables.release(2)
+    assert tables.free == 8
+    assert tables.extend(3, 40) and not tables.adopt(3, 0, tables.content(3, 0, tokens, ""))

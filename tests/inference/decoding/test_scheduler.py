@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from erniekit.errors import UserError
 from erniekit.inference.decoding.scheduler import Event, Request, Scheduler
@@ -194,6 +196,59 @@ def test_sampled_answers_do_not_depend_on_a_second_computation():
         found.append(collect(scheduler))
     assert found[0] == found[1]
     assert found[0][0] != expected_answer(prompts[0], 60)
+
+
+def test_what_prompts_have_in_common_is_computed_once():
+    (common, one, other) = prompts_of(75, 9, 30)
+    prompts = [common, common + one, common[:40], common + other, common, other, common[:64]]
+    scheduler, model = make(max_running=7, step_tokens=48)
+    for prompt in prompts:
+        scheduler.submit(request(prompt, 20))
+    assert collect(scheduler) == {number: expected_answer(prompt, 20) for number, prompt in enumerate(prompts)}
+    computed = sum(len(batch.token_ids) for batch in model.batches) - 7 * 19
+    # the beginning, and what lies behind the last full block that a token follows: of all that begin alike, and alone
+    assert computed == 75 + (84 - 64) + (40 - 32) + (105 - 64) + (75 - 64) + 30 + (64 - 48)
+    assert scheduler.blocks_in_use == 0
+
+
+def test_equal_prompts_with_other_adapters_or_inputs_share_nothing():
+    (prompt,) = prompts_of(40)
+    scheduler, model = make()
+    for more in ({}, {"adapters": "a"}, {"rotary": list(range(41))}, {"inputs": dict}):
+        scheduler.submit(request(prompt, 3, **more))
+    answers = collect(scheduler)
+    assert list(answers.values()) == [expected_answer(prompt, 3)] * 4
+    assert sum(len(batch.token_ids) for batch in model.batches) == 4 * (40 + 2)
+
+
+def test_a_request_that_waits_for_another_goes_on_when_that_one_leaves():
+    (prompt,) = prompts_of(60)
+    scheduler, _ = make(step_tokens=20, max_running=3)
+    ids = [scheduler.submit(request(prompt, 3)) for _ in range(3)]
+    scheduler.step()
+    scheduler.cancel(ids[0])
+    assert collect(scheduler) == dict.fromkeys(ids[1:], expected_answer(prompt, 3))
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_shared_blocks_change_no_answer(data):
+    """Whatever prompts have in common, where blocks run out, and while requests leave."""
+    blocks, step_tokens = data.draw(st.integers(12, 30)), data.draw(st.integers(5, 60))
+    scheduler, _ = make(blocks=blocks, max_running=5, step_tokens=step_tokens)
+    expected, answers = {}, {}
+    for _ in range(data.draw(st.integers(1, 12))):
+        length, changed, room = (data.draw(st.integers(1, most)) for most in (90, 120, 30))
+        prompt = [(place * 7) % 90 + (place >= changed) for place in range(length)]
+        expected[scheduler.submit(request(prompt, room))] = expected_answer(prompt, room)
+        for event in scheduler.step() if data.draw(st.booleans()) else []:
+            answers.setdefault(event.request, []).append(event.token)
+        if data.draw(st.integers(0, 5)) == 0:
+            left = data.draw(st.sampled_from(sorted(expected)))
+            scheduler.cancel(left)
+            expected.pop(left), answers.pop(left, None)
+    assert collect(scheduler, answers) == expected
+    assert scheduler.blocks_in_use == 0
 
 
 def test_a_request_that_never_fits_is_refused():
