@@ -100,20 +100,15 @@ def _draw_some(
     temperatures_R1 = np.array([[sampling.temperature] for sampling in samplings])
     tempered_R1 = np.array([[s.temperature if s.tempered_logprobs else 1.0] for s in samplings], np.float32)
     with np.errstate(all="ignore"):  # what is not finite is told by the caller
-        shifted_RV = _shifted(logits_RV)
-        weights_RV = np.exp(shifted_RV if (temperatures_R1 == 1.0).all() else shifted_RV / temperatures_R1)
-        sums_RV = np.cumsum(weights_RV, axis=1)
-        places_R = np.array([generator.random() for generator in generators]) * sums_RV[:, -1]
-        tokens = np.minimum((sums_RV <= places_R[:, None]).sum(axis=1), logits_RV.shape[1] - 1).tolist()
-        shown_RV = logits_RV
-        if (tempered_R1 != 1.0).any():
-            shown_RV = logits_RV / tempered_R1
-            shifted_RV = _shifted(shown_RV)
+        weights_RV = _weights(logits_RV, temperatures_R1)
+        tokens = _places(weights_RV, np.array([generator.random() for generator in generators])).tolist()
+        shown_RV = logits_RV if (tempered_R1 == 1.0).all() else logits_RV / tempered_R1
         chosen: list[float] = []
         if any(sampling.logprobs == 0 for sampling in samplings):
             if (temperatures_R1 != 1.0).any():
-                weights_RV = np.exp(shifted_RV)
-            chosen = (shifted_RV[np.arange(len(tokens)), tokens] - np.log(weights_RV.sum(axis=1))).tolist()
+                weights_RV = _weights(shown_RV)
+            taken_R = shown_RV[np.arange(len(tokens)), tokens].astype(np.float64) - shown_RV.max(axis=1)
+            chosen = (taken_R - np.log(weights_RV.sum(axis=1))).tolist()
     drawn: list[tuple[int, TokenLogprobs | None]] = []
     for row, (sampling, token) in enumerate(zip(samplings, tokens, strict=True)):
         if not sampling.logprobs:
@@ -123,11 +118,34 @@ def _draw_some(
     return drawn
 
 
-def _shifted(logits_RV: np.ndarray) -> np.ndarray:
-    """Return float64 logits of which the largest of each row is 0."""
-    shifted_RV = logits_RV.astype(np.float64)
-    shifted_RV -= logits_RV.max(axis=1, keepdims=True)
-    return shifted_RV
+def _places(weights_RV: np.ndarray, shares_R: np.ndarray) -> np.ndarray:
+    """Return the first column of each row that, with those before it, has more than a share of the row's weights.
+
+    Sums of some columns are searched first: a running sum waits for every addition.
+    """
+    rows, columns = weights_RV.shape
+    width = 1 << columns.bit_length() // 2
+    if columns % width:
+        weights_RV = np.pad(weights_RV, ((0, 0), (0, -columns % width)))
+    parts_RPW = weights_RV.reshape(rows, -1, width)
+    each = np.arange(rows)
+    sums_RP = parts_RPW.sum(axis=2).cumsum(axis=1)
+    places_R = shares_R * sums_RP[:, -1]
+    parts_R = (sums_RP[:, :-1] <= places_R[:, None]).sum(axis=1)
+    behind_R = places_R - np.where(parts_R > 0, sums_RP[each, parts_R - 1], 0.0)
+    sums_RW = parts_RPW[each, parts_R].cumsum(axis=1)
+    return np.minimum(parts_R * width + (sums_RW[:, :-1] <= behind_R[:, None]).sum(axis=1), columns - 1)
+
+
+def _weights(logits_RV: np.ndarray, temperatures_R1: np.ndarray | float = 1.0) -> np.ndarray:
+    """Return exp(logits / temperature), float64, where the largest logit of each row is taken from all of them.
+
+    In place: where several arrays of this size come and go, the system takes their memory back each time.
+    """
+    weights_RV = np.subtract(logits_RV, logits_RV.max(axis=1, keepdims=True), dtype=np.float64)
+    if np.any(temperatures_R1 != 1.0):
+        weights_RV /= temperatures_R1
+    return np.exp(weights_RV, out=weights_RV)
 
 
 def _shift(logits_V: np.ndarray, answer: Sequence[int], sampling: Sampling) -> None:

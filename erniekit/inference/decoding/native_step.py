@@ -196,11 +196,9 @@ class NativeStep:
         if len(batch.wanted) and not 0 <= min(batch.wanted) <= max(batch.wanted) < len(ids):
             raise ValueError("a token is wanted that is not in the batch")
         needed = -(-(batch.cached + counts) // BLOCK_TOKENS)
-        width = batch.block_tables.shape[1]
-        used = batch.block_tables[np.arange(width) < needed[:, None]]
-        if len(used) < needed.sum() or used.min() < 0:
+        if ((batch.block_tables >= 0).sum(axis=1) < needed).any():
             raise ValueError("a sequence has fewer blocks than tokens")
-        self._allocate(int(used.max()) + 1)
+        self._allocate(int(batch.block_tables.max()) + 1)
 
     def _allocate(self, count: int) -> None:
         """Have memory for the blocks below `count`; what is new is zero, so that padding of heads is.

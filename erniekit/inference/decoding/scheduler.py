@@ -200,7 +200,9 @@ class Scheduler:
             return []
         logits_RV = self._step.logits(self._batch(chosen))
         for sequence, count in chosen:
-            self._computed(sequence, count)
+            if sequence.cached < len(sequence.request.prompt):
+                self._offer(sequence, sequence.cached, sequence.cached + count)
+            sequence.cached += count
         ready = [sequence for sequence, _ in chosen if sequence.cached == len(sequence.tokens)]
         tokens = _drawn_together(ready, logits_RV)
         finite = np.isfinite(logits_RV.max(axis=1)).tolist()  # of NaN the largest is NaN
@@ -236,10 +238,10 @@ class Scheduler:
         for sequence in running:
             if sequence.needs_inputs:  # its arrays say something about every token of the prompt
                 return [(sequence, len(sequence.request.prompt))]
+        if all(sequence.pending == 1 for sequence in running):
+            return [(sequence, 1) for sequence in running]
         running = self._that_need_not_wait(running)
         chosen = [(sequence, 1) for sequence in running if sequence.pending == 1]
-        if len(chosen) == len(running):
-            return chosen
         budget = self._step_tokens - len(chosen)
         for sequence in running:
             count = min(sequence.pending, budget)
@@ -277,12 +279,10 @@ class Scheduler:
     def _content(self, sequence: _Sequence, number: int) -> Content:
         return self._blocks.content(sequence.id, number, sequence.tokens, sequence.request.adapters)
 
-    def _computed(self, sequence: _Sequence, count: int) -> None:
-        """Note that keys and values of so many more tokens are there, and offer full blocks of the prompt."""
-        first, sequence.cached = sequence.cached, sequence.cached + count
-        if sequence.shares_blocks and first < len(sequence.request.prompt):
-            for number in range(first // BLOCK_TOKENS, sequence.cached // BLOCK_TOKENS):
-                self._blocks.offer(sequence.id, number, self._content(sequence, number))
+    def _offer(self, sequence: _Sequence, begin: int, end: int) -> None:
+        """Let others have the blocks that are full now that so many tokens of a prompt are computed."""
+        for number in range(begin // BLOCK_TOKENS, end // BLOCK_TOKENS) if sequence.shares_blocks else ():
+            self._blocks.offer(sequence.id, number, self._content(sequence, number))
 
     def _of_one_set(self) -> list[_Sequence]:
         """Return the running requests of one set of adapters, with which a step is computed: each set in turn."""
