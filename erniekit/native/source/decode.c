@@ -7,7 +7,8 @@
 #include "decode.h"
 #include "norm.h"
 
-#define SPINS 4000  // before a waiting thread lets others have its core
+#define GROUP_ROWS 24  // tokens of a group of threads, at least
+#define SPINS 4000     // before a waiting thread lets others have its core
 
 // Wait for all threads of the team.
 void decode_meet(Team team) {
@@ -200,11 +201,74 @@ void decode_memory(const Decoder* decoder, int64_t tokens, int64_t* threads, int
     *size = place(decoder, tokens, *threads, 0, &work);
 }
 
+// The part of a batch that its sequences from `first` to `last` are, of FEW_ROWS tokens at most.
+typedef struct {
+    Batch batch;
+    int32_t starts[FEW_ROWS + 1];
+    int64_t wanted[FEW_ROWS];
+    int64_t wanted_before;
+} Part;
+
+static void take_part(const Decoder* d, const Batch* whole, int64_t first, int64_t last, Part* part) {
+    int64_t begin = whole->starts[first], end = whole->starts[last], count = 0;
+    Batch* own = &part->batch;
+    *own = *whole;
+    own->tokens = end - begin, own->sequences = last - first;
+    own->token_ids += begin, own->positions += begin, own->cached += first;
+    own->block_tables += first * whole->longest_table;
+    if (own->embedded) own->embedded += begin * d->hidden;
+    for (int64_t s = first; s <= last; s++) part->starts[s - first] = (int32_t)(whole->starts[s] - begin);
+    part->wanted_before = 0;
+    for (int64_t r = 0; r < whole->wanted_count; r++) {
+        if (whole->wanted[r] < begin) part->wanted_before++;
+        else if (whole->wanted[r] < end) part->wanted[count++] = whole->wanted[r] - begin;
+    }
+    own->starts = part->starts, own->wanted = part->wanted, own->wanted_count = count;
+}
+
+// The first sequence of group `number`; groups have about as many tokens.
+static int64_t first_of(const Batch* batch, int64_t number, int64_t groups) {
+    int64_t sequence = 0;
+    while (batch->starts[sequence] * groups < batch->tokens * number) sequence++;
+    return sequence;
+}
+
+// Groups of threads that each take some sequences from the beginning of a step to its end, for whose rows it pays to read
+// all weights: they need not wait for each other, nor fetch what others have computed. 1: all threads divide columns.
+// Results are the same, so that more tokens, whose products MKL computes, are not divided.
+static int64_t groups_of(const Batch* batch, int64_t threads) {
+    int64_t groups = batch->tokens > FEW_ROWS ? 1 : batch->tokens / GROUP_ROWS;
+    if (groups > threads) groups = threads;
+    for (; groups > 1; groups--) {
+        int64_t most = 0;
+        for (int64_t g = 0; g < groups; g++)
+            most = largest(most, batch->starts[first_of(batch, g + 1, groups)] - batch->starts[first_of(batch, g, groups)]);
+        if (threads % groups == 0 && most * groups <= batch->tokens * 5 / 4) return groups;
+    }
+    return 1;
+}
+
+// The share of thread `me` of `all` threads: in a group's part of the batch.
+static void run_share(int me, int all, const Decoder* d, const Batch* batch, Meeting* meetings, float* memory, float* logits) {
+    int64_t groups = groups_of(batch, all), own = me * groups / all;
+    int team = (int)(all / groups);
+    Part part;
+    Work work;
+    for (int64_t g = 0; g < own; g++) {
+        int64_t tokens = batch->starts[first_of(batch, g + 1, groups)] - batch->starts[first_of(batch, g, groups)];
+        memory += place(d, tokens, team, memory, &work);
+    }
+    if (groups > 1) {
+        take_part(d, batch, first_of(batch, own, groups), first_of(batch, own + 1, groups), &part);
+        batch = &part.batch, logits += part.wanted_before * d->vocabulary;
+    }
+    place(d, batch->tokens, team, memory, &work);
+    run((Team){(int)(me - own * team), team, meetings + own}, d, batch, &work, logits);
+}
+
 // Write keys and values of the batch's tokens to their blocks, and logits [M, V].
 void decode_step(const Decoder* decoder, const Batch* batch, int64_t threads, float* memory, float* logits) {
-    Work work;
-    place(decoder, batch->tokens, threads, memory, &work);
-    Meeting meeting = {0};
+    Meeting meetings[FEW_ROWS / GROUP_ROWS] = {{0}};
 #pragma omp parallel num_threads((int)threads) if (threads > 1)
-    run((Team){omp_get_thread_num(), omp_get_num_threads(), &meeting}, decoder, batch, &work, logits);
+    run_share(omp_get_thread_num(), omp_get_num_threads(), decoder, batch, meetings, memory, logits);
 }

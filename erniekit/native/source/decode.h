@@ -68,7 +68,8 @@ typedef struct {
 
 // The threads of a step, all of which run it from its beginning to its end and meet at barriers.
 typedef struct {
-    atomic_int arrived, round, next_item;
+    _Alignas(64) atomic_int arrived;
+    atomic_int round, next_item;
 } Meeting;
 typedef struct {
     int me, all;

@@ -117,6 +117,10 @@ static void add_panel(int64_t lines, int64_t width, int64_t rows, const float* x
         else if (rows > MOST_ROWS) add_many_rows(lines, rows, x, x_line, w + o, w_line, y + o, line, 4, next);
         else add_rows(STRIP, lines, rows, x, x_line, w + o, w_line, y + o, line);
     }
+    if (o + 2 * VL <= width) {
+        add_rows(2, lines, rows, x, x_line, w + o, w_line, y + o, line);
+        o += 2 * VL;
+    }
     for (; o + VL <= width; o += VL) add_rows(1, lines, rows, x, x_line, w + o, w_line, y + o, line);
     for (; o < width; o++)
         for (int64_t r = 0; r < rows; r++)
@@ -394,7 +398,7 @@ int64_t decode_spare(const Linear* w, int64_t rows) {
 
 void decode_linear(Team team, Sgemm* sgemm, const Linear* w, int64_t rows, const float* x, int64_t x_line, float* y,
                    int64_t line, float* spare) {
-    Range columns = share(team, w->outputs, 4 * VL);
+    Range columns = share(team, w->outputs, 2 * VL);
     if (columns.begin == columns.end) return;
     const float *read = x;
     int64_t read_line = x_line;

@@ -21,6 +21,7 @@ from erniekit.model.mlp import ACTIVATION_KINDS, ACTIVATIONS
 from erniekit.model.quantization.packed import pack_linears
 from erniekit.model.quantization.settings import WEIGHT_ONLY, WeightOnly
 from erniekit.model.weights import named_linears
+from erniekit.native import openmp
 from tests.model.tiny import audio_arrays, logits_of, tiny_model
 from tests.model.tiny_speech import omnivoice_config, speaking_model, vall_e_config
 
@@ -141,6 +142,26 @@ def test_a_row_of_few_has_the_same_bits_whoever_is_beside_it():
     together = step.logits(a_batch(*((text[:1], 12, [number]) for number, text in enumerate(texts))))
     assert np.array_equal(np.concatenate(newest), together)
     assert not np.array_equal(alone[0], alone[1])
+
+
+@pytest.mark.parametrize(
+    "counts", [[1] * 64, [1] * 48, [1] * 40, [20, 1, 4, 25], [25, 20, 1, 18], [50, 3], [30, 40]], ids=str
+)
+def test_the_number_of_threads_changes_no_bit(counts):
+    """Whether each group of them takes some of the sequences, or all divide columns; MKL's products may differ."""
+    texts = [tokens_of(seed, count) for seed, count in enumerate(counts)]
+    blocks = [[4 * number + i for i in range(4)] for number in range(len(counts))]
+    wanted = [place for place in range(sum(counts)) if place % 3]
+    found = []
+    for threads in (1, 2, 3, 4):
+        step = NativeStep(model_of("qwen2"))
+        with openmp.threads(threads):
+            step.logits(a_batch(*((tokens_of(99, 7), 0, own) for own in blocks)))
+            found.append(
+                step.logits(a_batch(*((text, 7, own) for text, own in zip(texts, blocks, strict=True)), wanted=wanted))
+            )
+        assert_close(found[-1], found[0]) if sum(counts) > 64 else np.testing.assert_array_equal(found[-1], found[0])
+    assert len(found[0]) == len(wanted)
 
 
 def test_what_others_left_in_a_block_is_not_read():
