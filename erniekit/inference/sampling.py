@@ -1,12 +1,14 @@
-"""Sample the next token from logits. NumPy only, so that a seed gives the same text on every device."""
+"""Sample the next token from logits, in float64 on the CPU, so that a seed gives the same text on every device."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+
+from erniekit.native import library
 
 _AT_ONCE = 1 << 20  # logits that become float64 together
 
@@ -98,10 +100,14 @@ def _draw_some(
     logits_RV: np.ndarray, samplings: Sequence[Sampling], generators: Sequence[np.random.Generator]
 ) -> list[tuple[int, TokenLogprobs | None]]:
     temperatures_R1 = np.array([[sampling.temperature] for sampling in samplings])
+    shares_R = np.array([generator.random() for generator in generators])
     tempered_R1 = np.array([[s.temperature if s.tempered_logprobs else 1.0] for s in samplings], np.float32)
+    kernel = library.function_if_open("draw_tokens", "llpppppp")
+    if kernel is not None and not any(sampling.logprobs for sampling in samplings):
+        return _drawn_by_kernel(kernel, logits_RV, temperatures_R1, tempered_R1, shares_R, samplings)
     with np.errstate(all="ignore"):  # what is not finite is told by the caller
         weights_RV = _weights(logits_RV, temperatures_R1)
-        tokens = _places(weights_RV, np.array([generator.random() for generator in generators])).tolist()
+        tokens = _places(weights_RV, shares_R).tolist()
         shown_RV = logits_RV if (tempered_R1 == 1.0).all() else logits_RV / tempered_R1
         chosen: list[float] = []
         if any(sampling.logprobs == 0 for sampling in samplings):
@@ -116,6 +122,25 @@ def _draw_some(
         else:
             drawn.append((token, token_logprobs(shown_RV[row], token, sampling.logprobs)))
     return drawn
+
+
+def _drawn_by_kernel(
+    kernel: Callable[..., None],
+    logits_RV: np.ndarray,
+    temperatures_R1: np.ndarray,
+    divisors_R1: np.ndarray,
+    shares_R: np.ndarray,
+    samplings: Sequence[Sampling],
+) -> list[tuple[int, TokenLogprobs | None]]:
+    """Return what `_draw_some` does where no other tokens are told, by one call of C (`native/source/drawing.c`)."""
+    (rows, columns), logits_RV = logits_RV.shape, np.ascontiguousarray(logits_RV)
+    tokens_R, logps_R = np.empty(rows, np.int64), np.empty(rows)
+    arrays = logits_RV, temperatures_R1, divisors_R1, shares_R, tokens_R, logps_R
+    kernel(rows, columns, *(array.ctypes.data for array in arrays))
+    return [
+        (token, None if sampling.logprobs is None else TokenLogprobs(logp, ()))
+        for sampling, token, logp in zip(samplings, tokens_R.tolist(), logps_R.tolist(), strict=True)
+    ]
 
 
 def _places(weights_RV: np.ndarray, shares_R: np.ndarray) -> np.ndarray:

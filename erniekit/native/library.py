@@ -75,6 +75,11 @@ def function(name: str, arguments: str) -> Any:
     return None if library is None else _function(library, name, arguments)
 
 
+def function_if_open(name: str, arguments: str) -> Any:
+    """Return `function`, or None where no kernel has been asked for yet: what is small is not worth a compilation."""
+    return function(name, arguments) if _open.cache_info().currsize else None
+
+
 @cache
 def _function(library: ctypes.CDLL, name: str, arguments: str) -> Any:
     kernel = library[name]  # not an attribute, which would share its types between signatures
