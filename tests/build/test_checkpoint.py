@@ -48,6 +48,17 @@ def test_another_machine_downloads_what_the_first_rank_starts_from(
     assert with_checkpoint_here(own, Start(there)) == Start(there), "which a shared disk has"
 
 
+def test_another_machine_has_fetched_the_checkpoint_of_another_run_itself(
+    store: ObjectFolder, make_config: Callable[..., Config], tmp_path: Path
+) -> None:
+    here = sealed(tmp_path / "second machine/fetched/checkpoint-4", {"w": "x"})
+    local = {"output_dir": str(tmp_path / "second machine/run"), "resume_from_checkpoint": str(here)}
+    config = make_config(output_dir=store.url, resume_from_checkpoint=f"{store.url}-of-old/checkpoint-4")
+    (tmp_path / "second machine/run").mkdir()
+    found = with_checkpoint_here(config.with_paths(local), Start(Path("/first machine/fetched/checkpoint-4")))
+    assert found == Start(here)
+
+
 def test_ranks_exchange_nothing_since_another_one_may_have_failed(tmp_path: Path) -> None:
     """A rank whose disk is full says so in its next exchange; one that still writes would take that for an answer."""
 

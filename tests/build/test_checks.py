@@ -245,6 +245,30 @@ def test_whatever_makes_answers_makes_groups(name: str) -> None:
     one = dict.fromkeys(("per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation"), 1)
     checks.check_groups(_config(**answering, **one | {name: 12}), 1)
     checks.check_groups(_config(**answering, **one | {name: 4}), 3)
-    told = rf"a rollout has 4 answers, 4 \({name}\), which are no whole groups(?s:.)* a multiple of 12\."
+    said = rf"a rollout has 4 answers, 4 \({name}\), which are no whole groups(?s:.)* a multiple of 12\."
+    told = rf"`num_generations: 12`: {said}"
     with pytest.raises(UserError, match=told):
         checks.check_groups(_config(**answering, **one | {name: 4}), 1)
+
+
+@pytest.mark.parametrize(
+    ("values", "ranks", "prompts"),
+    [
+        ({}, 1, 1),
+        ({}, 3, 3),
+        ({"per_device_train_batch_size": 4}, 1, 2),
+        ({"gradient_accumulation_steps": 3}, 1, 3),
+        ({"steps_per_generation": 5}, 1, 5),
+        ({"num_generations": 4, "steps_per_generation": 6}, 1, 3),
+    ],
+    ids=str,
+)
+def test_every_worker_has_a_prompt(
+    values: dict[str, Any], ranks: int, prompts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "is_importable", lambda name: True)
+    rollout = {"num_generations": 2, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 1}
+    answering = {"stage": "GRPO", "rewards": "exact_match", **rollout, "steps_per_generation": 1, **values}
+    checks.check_rollout_workers(_config(**answering, rollout_workers=prompts), ranks)
+    with pytest.raises(UserError, match=rf"a rollout has {prompts} prompts"):
+        checks.check_rollout_workers(_config(**answering, rollout_workers=prompts + 1), ranks)

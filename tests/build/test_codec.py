@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from erniekit.build import codec
 from erniekit.build.codec import fit_codec, fit_request
+from erniekit.codecs.kmeans import LogMelFeatures
 from erniekit.config import Config
 
 COMMON = {"codec", "codebook_size", "codec_fit_seconds", "duration_range", "audio_peak", "seed"}
@@ -79,3 +81,17 @@ def test_the_seed_draws_the_first_centroids(tmp_path: Path, values: dict[str, An
         fit_codec(config, sounds, folder, fit_request(config))
         found.append((folder / "model.safetensors").read_bytes())
     assert found[0] == found[2] != found[1]
+
+
+def test_the_features_of_units_are_computed_on_the_device_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sounds(rate: int) -> Iterator[np.ndarray]:
+        yield np.random.default_rng(0).normal(0, 0.1, rate // 4).astype(np.float32)
+
+    chosen: list[str] = []
+    monkeypatch.setattr(codec, "_select", chosen.append)
+    monkeypatch.setattr("erniekit.codecs.kmeans.open_features", lambda described: LogMelFeatures(described.frames))
+    config = _config(codec="kmeans", codebook_size=4, codec_features=str(tmp_path), codec_layer=1, device="npu:1")
+    fit_codec(config, sounds, tmp_path / "codec", {})
+    assert chosen == ["npu:1"]

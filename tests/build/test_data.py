@@ -21,11 +21,13 @@ from erniekit.data.media.audio_batch import window_states
 from erniekit.data.media.clip import AudioInputs
 from erniekit.distributed.mesh import SINGLE_PROCESS_MESH
 from erniekit.distributed.topology import Topology
+from erniekit.errors import UserError
 from erniekit.model import processor_files
 from erniekit.model.architectures.architecture import EncoderInput
 from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.architectures.registry import ARCHITECTURES
 from tests.model.tiny import tiny_config
+from tests.model.tiny_audio import VOXTRAL
 
 
 @pytest.mark.proves("evaluation_strategy", "do_eval")
@@ -140,6 +142,29 @@ def test_the_window_of_a_reference_counts_too(
     config = make_config(stage="DPO", ref_model_name_or_path=str(windowed_model))
     assert data.pair_window(config) == 40
     assert data.pair_window(make_config(stage="DPO", model_name_or_path=str(tmp_path))) is None
+
+
+def test_keys_of_the_model_are_ignored_on_request(
+    make_config: Callable[..., Config], windowed_model: Path, tmp_path: Path
+) -> None:
+    known = json.loads((windowed_model / "config.json").read_text())
+    folders = [tmp_path / name for name in ("text", "audio")]
+    for folder, content in zip(folders, (known, VOXTRAL), strict=True):
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(content | {"some_new_scaling": 2.0}))
+    text, audio = ({"stage": "DPO", "model_name_or_path": str(folder)} for folder in folders)
+    for reads, values in ((data.pair_window, text), (data.audio_of_model, audio)):
+        with pytest.raises(UserError, match="some_new_scaling"):
+            reads(make_config(**values))
+        assert reads(make_config(**values, ignore_config_keys=["some_new_scaling"])) is not None
+
+
+def test_held_out_records_have_files_of_their_own_or_are_split_off(
+    make_config: Callable[..., Config], records: Path
+) -> None:
+    assert not data.has_evaluation_data(make_config())
+    for values in ({"eval_dataset_path": str(records)}, {"eval_split": 0.1}):
+        assert data.has_evaluation_data(make_config(**values))
 
 
 BY_LENGTH = {"packing": False, "batch_tokens": 256}

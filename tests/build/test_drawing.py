@@ -262,3 +262,11 @@ def test_interleaving_follows_the_run(make_config: Callable[..., Config]) -> Non
     told = make_config(stage="PT", seed=7, max_seq_len=64, over_length_policy="drop", interleave_segment_seconds=2)
     other = interleaving_of(told, tokenizer)
     assert (other.seed, other.max_seq_len, other.truncates, other.segment_units) == (7, 64, False, 100)
+
+
+@pytest.mark.proves("text_frontend")
+@pytest.mark.parametrize(("frontend", "space"), [("characters", (32,)), ("phonemes", ())])
+def test_texts_are_joined_by_a_space_and_phonemes_by_none(
+    frontend: str, space: tuple[int, ...], drawing: Callable[..., Any]
+) -> None:
+    assert drawing(tts_objective="ar_nar", text_frontend=frontend).space == space

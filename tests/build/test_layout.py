@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -155,6 +156,27 @@ def test_keys_of_the_model_are_ignored_on_request(
     monkeypatch.setattr(ModelConfig, "from_folder", lambda folder, keys: SimpleNamespace(scored=False, ignored=keys))
     told: Any = known_model_config(make_config(ignore_config_keys=["some_key"]))
     assert told.ignored == ("some_key",)
+
+
+def test_keys_of_other_models_are_ignored_on_request(
+    make_config: Callable[..., Config], tiny_base: Path, tmp_path: Path
+) -> None:
+    stored = json.loads((tiny_base / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(stored | {"some_new_scaling": 2.0}))
+    values = {"stage": "DPO", "reference_model": "copy", "ref_model_name_or_path": str(tmp_path)}
+    ((role, refused),) = layout.other_models(make_config(**values))
+    assert role == "reference" and isinstance(refused, str) and "some_new_scaling" in refused
+    (found,) = layout.other_models(make_config(**values, ignore_config_keys=["some_new_scaling"]))
+    assert found == ("reference", ModelConfig.from_folder(tiny_base))
+
+
+@pytest.mark.parametrize(("values", "rounded"), [({}, 0), ({"cpu_bf16": "always"}, 2)], ids=str)
+def test_a_processor_without_bfloat16_rounds_weights_where_that_is_asked(
+    values: dict[str, str], rounded: int, make_config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layout, "processor_paths", lambda: ["avx2"])
+    formats = layout.number_formats(make_config(device="cpu", bf16=True, **values))
+    assert formats.rounded_weights == rounded
 
 
 def test_seconds_of_a_batch_reach_the_estimate(

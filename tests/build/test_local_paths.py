@@ -60,6 +60,8 @@ def test_a_run_works_in_a_folder_of_the_cache(own_cache: Path) -> None:
     assert local.output_dir.name == "sft" and own_cache in local.output_dir.parents
     assert Path(local.basic.logging_dir) == local.output_dir / "logs"
     assert local.urls["logging_dir"] == "s3://bucket/runs/sft/logs"
+    inside = load(output_dir="s3://bucket/runs/sft", logging_dir="s3://bucket/runs/sft/events/of/it")
+    assert Path(with_local_paths(inside, fetches=False).basic.logging_dir) == local.output_dir / "events/of/it"
     other = with_local_paths(load(output_dir="s3://bucket/runs/sft", logging_dir="/logs"), fetches=False)
     assert other.basic.logging_dir == "/logs" and other.output_dir == local.output_dir
 

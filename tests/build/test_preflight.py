@@ -383,3 +383,38 @@ def test_folders_of_recordings_are_looked_at_before_codes_are_made(tmp_path: Pat
     preflight(Config.from_mapping(values, verb="codes"))
     with pytest.raises(UserError, match="media_dir: expected folders that exist"):
         preflight(Config.from_mapping(values | {"media_dir": str(tmp_path / "missing")}, verb="codes"))
+
+
+@pytest.mark.parametrize(
+    ("values", "looked_at"),
+    [
+        ({"init_from_checkpoint": "start"}, ["init_from_checkpoint: start"]),
+        ({"lora": True, "lora_path": "adapters"}, ["lora_path: adapters"]),
+        ({"lora_path": "adapters"}, []),
+    ],
+    ids=str,
+)
+def test_tokens_of_what_a_run_starts_from_are_looked_at(
+    values: dict[str, Any], looked_at: list[str], make_config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(
+        preflights, "refuse_other_tokens",
+        lambda config, folder, start, parameter: told.append(f"{parameter}: {start}"),
+    )  # fmt: skip
+    preflights._starts_with_own_tokens(make_config(**BASE, **values), Path("model"))
+    assert told == looked_at
+
+
+@pytest.mark.parametrize(("values", "notes"), [({}, ["on the parts"]), ({"lora": True}, [])], ids=str)
+def test_nothing_is_told_of_parts_whose_adapters_are_refused(
+    values: dict[str, Any],
+    notes: list[str],
+    make_config: Callable[..., Config],
+    tiny_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = preflights.ModelConfig.from_folder(tiny_model)
+    monkeypatch.setattr(preflights, "adapter_plan", lambda config, model: None)
+    monkeypatch.setattr(preflights, "part_notes", lambda config, model, settings: ["on the parts"])
+    assert preflights._check_shares(make_config(**BASE, **values), model, None, None, preflights.Findings()) == notes

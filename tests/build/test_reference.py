@@ -64,6 +64,18 @@ def test_what_an_evaluation_compares_with(
     assert opened == expected
 
 
+def test_the_base_of_adapters_that_have_taken_a_part_of_it_is_built_anew(
+    make_config: Callable[..., Config], opened: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seeds: list[int] = []
+    adapters = SimpleNamespace(folder=None, settings=SimpleNamespace(init="pissa"))
+    monkeypatch.setattr(reference, "adapter_plan", lambda config, model: adapters)
+    monkeypatch.setattr(reference, "build_model", lambda *parts, seed, **named: seeds.append(seed))
+    config = make_config(**PAIRS, **LORA, seed=7)
+    made = reference.evaluation_reference(config, None, SINGLE_PROCESS, None)  # type: ignore[arg-type]
+    assert made == ("frozen", False) and seeds == [7]
+
+
 @pytest.mark.parametrize(
     ("values", "expected"), [({}, Path("start")), ({"ref_model_name_or_path": "other"}, Path("other"))], ids=str
 )

@@ -101,6 +101,10 @@ def test_sizes_that_are_written_are_compared(speech: MakeConfig, tmp_path: Path)
         codec_of_run(speech(codec_levels=3))
     with pytest.raises(ConfigurationError, match=r"`codebook_size: 31`, and the codec in .* has 32"):
         codec_of_run(speech(codebook_size=31))
+    named = str(write_codec_config(tmp_path / "named"))
+    assert codec_of_run(speech(train_dataset_path="absent.jsonl", codec=named, codec_levels=3)).levels == 3
+    with pytest.raises(ConfigurationError, match=r"codes\.json: 2 levels, and the codec in .*named has 3"):
+        codec_of_run(speech(codec=named, codec_levels=3))
 
 
 def test_sizes_stand_for_a_codec_that_is_not_here_yet(speech: MakeConfig, tmp_path: Path) -> None:
@@ -109,9 +113,9 @@ def test_sizes_stand_for_a_codec_that_is_not_here_yet(speech: MakeConfig, tmp_pa
         codec_of_run(speech(train_dataset_path=elsewhere))
     config = speech(train_dataset_path=elsewhere, codec="models/later", codec_levels=8, codebook_size=1024)
     found = codec_of_run(config)
-    assert (found.levels, found.codebook_size, found.frame_rate) == (8, 1024, 0)
+    assert found == (Path("models/later"), 8, 1024, 0, 0, "")
     assert code_layout(read_model_config(config)).levels == 8
-    with pytest.raises(ConfigurationError, match="is not here yet"):
+    with pytest.raises(ConfigurationError, match="`codec`: models/later is not here yet"):
         code_drawing(config, read_model_config(config), open_tokenizer(config)[0])
 
 
@@ -229,6 +233,7 @@ def test_adapters_of_levels_train_no_other(speech: MakeConfig) -> None:
         weights(**with_adapters, codebook_sampling="1,1,0", lora_codebooks="2")
 
 
+@pytest.mark.proves("tts_objective")
 @pytest.mark.parametrize("levels", [10**12, 0, "2", None])
 def test_a_damaged_number_of_levels_makes_no_tokens(speech: MakeConfig, tmp_path: Path, levels: Any) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "vall_e", "num_audio_codebook": levels}))

@@ -494,6 +494,7 @@ def test_what_only_gpus_do_is_told_on_other_devices() -> None:
         ({"reference_model": "precomputed"}, True, "precomputed"),
         ({"reference_free": True}, False, "none"),
         ({"loss_type": "simpo"}, False, "none"),
+        ({"loss_type": "grpo"}, False, "copy"),
     ],
     ids=str,
 )

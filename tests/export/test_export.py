@@ -97,6 +97,20 @@ def test_a_full_fine_tune_is_exported_bit_for_bit(full: Path, tmp_path: Path) ->
         assert (target / name).read_bytes() == (full / name).read_bytes()
 
 
+@pytest.mark.parametrize(("overrides", "kernels"), [((), "auto"), (("cpu_kernels=paddle",), "paddle")], ids=str)
+def test_logits_are_compared_with_the_kernels_that_are_asked_for(
+    overrides: tuple[str, ...], kernels: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compute_with(name: str) -> None:
+        raise UserError(f"kernels: {name}")
+
+    found = SimpleNamespace(folder=tmp_path / "run", base=None)
+    monkeypatch.setattr("erniekit.export.export.find_trained_model", lambda named, config: found)
+    monkeypatch.setattr("erniekit.export.export.use_kernels", compute_with)
+    with pytest.raises(UserError, match=f"kernels: {kernels}"):
+        export(tmp_path / "run", tmp_path / "exported", overrides)
+
+
 def test_an_exported_model_knows_its_end_token(tmp_path: Path) -> None:
     file = tmp_path / "generation_config.json"
     config = ModelConfig.from_json(VOXTRAL)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from erniekit.hub.object_store import ObjectFolder, StoreError
 from erniekit.launch.stored_run import stored_run
 from erniekit.training.checkpoint.manifest import atomic_write_text
 from erniekit.training.checkpoint.resume import CONFIG_FILE
+from erniekit.training.checkpoint.stored_start import open_stored_run
 from erniekit.training.checkpoint.uploads import Uploads
 from tests.object_stores import sealed
 
@@ -127,3 +129,42 @@ def test_a_cache_that_cannot_be_written(store: ObjectFolder, make_config: MakeCo
         stored_run(config),
     ):
         pass
+
+
+def test_an_evaluation_replaces_no_run(store: ObjectFolder, make_config: MakeConfig, records: Path) -> None:
+    with stored_run(make_config(output_dir=store.url)) as local:
+        save(local, 2)
+    held_out = {"do_train": False, "do_eval": True, "eval_dataset_path": str(records)}
+    with stored_run(make_config(output_dir=store.url, **held_out)):
+        pass
+    assert "checkpoint-2/manifest.json" in store.list()
+
+
+@pytest.mark.parametrize("best", [False, True])
+def test_the_best_checkpoint_is_fetched_where_the_end_needs_it(
+    best: bool, store: ObjectFolder, make_config: MakeConfig, records: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[bool] = []
+    opened = open_stored_run
+
+    def open_and_tell(*parts: Any, with_best: bool, **named: Any) -> Any:
+        told.append(with_best)
+        return opened(*parts, with_best=with_best, **named)
+
+    monkeypatch.setattr("erniekit.launch.stored_run.open_stored_run", open_and_tell)
+    evaluated = {"do_eval": True, "eval_dataset_path": str(records), "evaluation_strategy": "steps", "eval_steps": 2}
+    saved = {"save_strategy": "steps", "save_steps": 2, "load_best_model_at_end": best}
+    with stored_run(make_config(output_dir=store.url, **evaluated, **saved)):
+        pass
+    assert told == [best]
+
+
+@pytest.mark.parametrize(("values", "gpu"), [({"device": "cpu"}, False), ({}, True)], ids=str)
+def test_ranks_of_another_launcher_take_a_gpu_unless_they_compute_on_a_cpu(
+    values: dict[str, str], gpu: bool, store: ObjectFolder, make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[bool] = []
+    monkeypatch.setattr("erniekit.launch.stored_run.adopt_rank", lambda environ, gpu: told.append(gpu))
+    with stored_run(make_config(output_dir=store.url, **values)):
+        pass
+    assert told == [gpu]
