@@ -30,14 +30,15 @@ OF_RAY = ("raylet", "gcs_server", "ray::", "site-packages/ray/")  # in the comma
 
 
 def command_lines(session: int) -> dict[int, str]:
-    """The processes of Ray in a session of the system, by id."""
+    """The processes of Ray in a session of the system, by id; not those of a program `-c` that may name its folders."""
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            arguments = (folder / "cmdline").read_bytes().decode().split("\0")
             state = (folder / "stat").read_text().rpartition(")")[2].split()
         except OSError:
             continue
+        line = "" if "-c" in arguments else " ".join(arguments)
         if int(state[3]) == session and state[0] != "Z" and any(word in line for word in OF_RAY):
             found[int(folder.name)] = line
     return found
