@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +14,7 @@ from erniekit.cli.server import KEY_VARIABLE, api_key
 from erniekit.config import Config
 from erniekit.errors import ConfigurationError
 from erniekit.web.listen import address_of, bind
+from tests.inference.speaking.speaker_folder import speaker_folder
 
 
 def serving(*words: str):
@@ -64,3 +68,28 @@ def test_answers_are_drawn_by_the_seed(tiny_base: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(opening, "run", lambda *given: None)
     assert main(["server", str(tiny_base), "port=0", "seed=7"]) == 0
     assert seeds == [7]
+
+
+def test_it_listens_where_it_is_told(tiny_base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from erniekit.serving import open as opening
+
+    hosts = []
+    monkeypatch.setattr(opening, "open_served", lambda *given: None)
+    monkeypatch.setattr(opening, "run", lambda served, listening, *given: hosts.append(address_of(listening)[0]))
+    assert main(["server", str(tiny_base), "port=0", "host=127.0.0.2"]) == 0
+    assert hosts == ["127.0.0.2"]
+
+
+def test_a_model_that_speaks_is_opened_as_the_parameters_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from erniekit.cli.server import _load
+    from erniekit.inference.speaking.speaker import SpeechModel
+
+    model = speaker_folder(tmp_path / "speaker")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"future_key": 1}))
+    given: list[dict[str, Any]] = []
+    monkeypatch.setattr(SpeechModel, "load", lambda folder, **named: given.append(named))
+    options = argparse.Namespace(lora_path=None, codec=None)
+    words = ["seed=7", "device=cpu", "ignore_config_keys=[future_key]"]
+    _load(options, Config.load(None, words, verb="server"), model)
+    assert given == [{"adapters": None, "codec": None, "seed": 7, "ignored_keys": ("future_key",), "device": "cpu"}]

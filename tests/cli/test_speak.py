@@ -56,15 +56,28 @@ def test_a_model_is_opened_where_it_is_to_compute(model: Path, tmp_path: Path, m
     from erniekit.errors import UserError
     from erniekit.inference.speaking.speaker import SpeechModel
 
-    devices = []
+    given = []
 
-    def load(folder: Path, *, device: str, **named: object) -> None:
-        devices.append(device)
+    def load(folder: Path, *, device: str, ignored_keys: tuple[str, ...], **named: object) -> None:
+        given.append((device, ignored_keys))
         raise UserError("enough")
 
     monkeypatch.setattr(SpeechModel, "load", load)
-    assert speak(model, "--text", "one", "--output", tmp_path / "a.wav") == 2
-    assert devices == ["cpu"]
+    words = ["--text", "one", "--output", tmp_path / "a.wav", "--ignore-config-keys", "future_key"]
+    assert speak(model, *words) == 2
+    assert given == [("cpu", ("future_key",))]
+
+
+def test_texts_are_drawn_by_the_seed(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from erniekit.inference import engine
+
+    seeds = []
+    sampling_from = engine.sampling_from
+    monkeypatch.setattr(
+        engine, "sampling_from", lambda parameters, seed: seeds.append(seed) or sampling_from(parameters, seed)
+    )
+    assert speak(model, "--text", "one", "--duration", "0.1", "--output", tmp_path / "a.wav", "--seed", "7") == 0
+    assert seeds == [7]
 
 
 def test_a_file_of_texts(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

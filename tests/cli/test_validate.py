@@ -109,6 +109,12 @@ def test_every_problem_of_every_file_is_shown(tmp_path: Path, capsys: pytest.Cap
     assert f"{QUICKSTART}: valid" in captured.out
 
 
+def test_what_has_no_effect_depends_on_the_device() -> None:
+    own = {"output_dir": "o", "train_dataset_path": "t", "model_name_or_path": "m", "cpu_kernels": "paddle"}
+    told = [report(Config.from_mapping(own | {"device": device})) for device in ("cpu", "gpu")]
+    assert ["cpu_kernels" in text.partition("\nnotes")[2] for text in told] == [False, True]
+
+
 def test_numbers_that_cannot_be_known_say_why() -> None:
     values = {"model_name_or_path": "absent", "output_dir": "o", "train_dataset_path": "t"}
     text = report(Config.from_mapping(values))

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from erniekit.errors import CheckpointError
+from erniekit.rollouts import steps as steps_module
 from erniekit.rollouts.records import RolloutRecords
 from erniekit.rollouts.rollout import Rollout, Sizes
 from erniekit.rollouts.steps import RolloutSteps
@@ -76,6 +77,22 @@ def test_the_divergence_is_estimated_as_the_run_says(answer_prompts: Run) -> Non
     assert not any(
         np.allclose(advantages[one], advantages[other], atol=1e-6) for one, other in combinations(advantages, 2)
     )
+
+
+def test_the_last_tokens_before_the_limit_cost_something(answer_prompts: Run, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    sample = steps_module.sample_answers
+
+    def shorter(*given: Any, **named: Any) -> list[Any]:
+        found = sample(*given, **named)
+        return [
+            each._replace(tokens=each.tokens[:length], logps=each.logps[:length])
+            for length, each in zip(range(1, 9), found, strict=True)
+        ]
+
+    monkeypatch.setattr(steps_module, "sample_answers", shorter)
+    run = answer_prompts(max_steps=1, overlong_handling="soft", overlong_buffer=5)
+    costs = [each["reward"] - sum(each["rewards"].values()) for each in rollouts(run.output)]
+    np.testing.assert_allclose(costs, [0, 0, 0, -0.2, -0.4, -0.6, -0.8, -1.0], atol=1e-6)
 
 
 def test_others_are_compared_with_what_masked_answers_are_worth(

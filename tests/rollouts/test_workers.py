@@ -16,7 +16,7 @@ from erniekit.rollouts import workers as workers_module
 from erniekit.rollouts.records import policy_fingerprint
 from erniekit.rollouts.sampling import sample_answers
 from erniekit.rollouts.worker import Place
-from erniekit.rollouts.workers import RolloutWorkers, group_shares, threads_of
+from erniekit.rollouts.workers import RolloutWorkers, group_shares, sent_weights, threads_of
 from erniekit.training.collectives import SINGLE_PROCESS
 from tests.rollouts.fake_ray import FakeRay
 from tests.runners.test_policy import answer_prompts, prompts, rollouts  # noqa: F401 (fixtures)
@@ -86,6 +86,14 @@ def assert_equal_answers(found: list[Any], others: list[Any]) -> None:
 )
 def test_groups_are_divided(groups: int, workers: int, shares: list[list[int]]) -> None:
     assert [list(share) for share in group_shares(groups, workers)] == shares
+
+
+@pytest.mark.parametrize("init", ["kaiming", "pissa"])
+def test_all_weights_are_sent_where_adapters_take_a_part_of_them(
+    open_workers: Callable[..., Any], make_config: Callable[..., Any], init: str
+) -> None:
+    model, workers = open_workers(lora=True, lora_init=init)
+    assert ("model.embed_tokens.weight" in sent_weights(workers.config, model)) == (init == "pissa")
 
 
 def test_the_threads_of_a_machine_are_divided() -> None:

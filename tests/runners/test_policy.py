@@ -328,16 +328,58 @@ def test_a_parameter_changes_its_figure(
 
 
 def test_answers_are_measured_at_the_temperature_that_drew_them(answer_prompts: Callable[..., Any]) -> None:
-    assert answer_prompts(max_steps=1, rollout_temperature=0.5).log[0]["sampling_gap"] < 1e-3
+    """Else the ratio of the first update would not be 1."""
+    log = answer_prompts(max_steps=2, num_iterations=2, rollout_temperature=0.5).log
+    assert log[0]["sampling_gap"] < 1e-3
 
 
-def test_dr_grpo_divides_by_the_longest_answer_that_may_be(answer_prompts: Callable[..., Any]) -> None:
+def test_answers_are_packed_into_rows_of_the_longest_length(
+    answer_prompts: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from erniekit.rollouts.steps import RolloutSteps
+
+    lengths = []
+    batch = RolloutSteps._batch
+    monkeypatch.setattr(
+        RolloutSteps, "_batch", lambda self, *given: lengths.append(self.row_length) or batch(self, *given)
+    )
+    answer_prompts(max_steps=1, max_seq_len=96)
+    assert set(lengths) == {96}
+
+
+def test_the_reference_follows_every_so_many_steps(
+    answer_prompts: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from erniekit.training.objectives.reference import FrozenReference
+
+    updates = []
+    update = FrozenReference.update
+    monkeypatch.setattr(FrozenReference, "update", lambda self: updates.append(self) or update(self))
+    answer_prompts(max_steps=5, beta=0.05, ref_model_update_steps=2)
+    assert len(updates) == 2
+
+
+def test_dr_grpo_divides_by_the_longest_answer_that_may_be(
+    answer_prompts: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And DAPO by the tokens that there are."""
-    logs, tokens = {}, 0.0
+    from erniekit.rollouts import steps
+
+    sample = steps.sample_answers
+
+    def shorter(*given: Any, **named: Any) -> list[Any]:
+        lengths = range(1, 9)
+        return [
+            each._replace(tokens=each.tokens[:length], logps=each.logps[:length])
+            for length, each in zip(lengths, sample(*given, **named), strict=True)
+        ]
+
+    monkeypatch.setattr(steps, "sample_answers", shorter)
+    norms = {}
     for loss in ("dr_grpo", "dapo"):
         run = answer_prompts(max_steps=1, loss_type=loss, scale_rewards=False, overwrite_output_dir=True)
-        logs[loss], tokens = run.log[0]["grad_norm"], sum(each["tokens"] for each in rollouts(run.output))
-    assert logs["dr_grpo"] * 8 * 8 == pytest.approx(logs["dapo"] * tokens, rel=1e-4)
+        norms[loss] = run.log[0]["grad_norm"]
+    assert norms["dr_grpo"] * 8 * 8 == pytest.approx(norms["dapo"] * sum(range(1, 9)), rel=1e-4)
 
 
 @pytest.mark.parametrize(

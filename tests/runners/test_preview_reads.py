@@ -65,6 +65,7 @@ def test_the_length_of_the_run_is_told(make_config: Callable[..., Config], read:
     for values, told in (({}, "4 steps, 1 epochs"), ({"max_steps": None, "num_train_epochs": 3}, "-1 steps, 3 epochs")):
         assert told in preview.data_summary(make_config(**values))
         assert preview.preview(make_config(**values)) == told
+        assert preview.preview_data(make_config(**values))["plan"] == told
 
 
 def test_the_dense_mask_is_told_with_the_length(

@@ -11,7 +11,7 @@ import pytest
 from erniekit.cli import main
 from erniekit.config import Config
 from erniekit.errors import ConfigurationError, DataError
-from erniekit.runners.rewards import score_answers, table
+from erniekit.runners.rewards import needs_paddle, score_answers, table
 from tests.rewards.asking import GIVEN
 
 
@@ -109,3 +109,8 @@ def test_the_verb_prints_a_table_or_lines(data: Path, tmp_path: Path, capsys: py
     assert json.loads(capsys.readouterr().out)["rewards"] == {"length": 1.0}
     assert main(["rewards", str(file), f"rewards=['python:{tmp_path}/none.py:f']"]) == 2
     assert "none.py" in capsys.readouterr().err
+
+
+def test_only_reward_models_need_paddle(data: Path) -> None:
+    assert not needs_paddle(configured(data, "exact_match"))
+    assert needs_paddle(configured(data, "exact_match", "reward_model:somewhere"))

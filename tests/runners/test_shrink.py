@@ -211,6 +211,7 @@ def test_shipped_data_is_not_divided() -> None:
 
 
 EVALUATED = {"do_eval": True, "eval_dataset_path": "e"}
+GROUPS = {"stage": "GRPO", "rewards": ["exact_match"], "overlong_handling": "soft"}
 
 
 @pytest.mark.parametrize(
@@ -230,6 +231,8 @@ EVALUATED = {"do_eval": True, "eval_dataset_path": "e"}
         ({}, "max_evaluate_steps", None),
         (EVALUATED | {"evaluation_strategy": "steps"}, "eval_steps", 1),
         (EVALUATED | {"evaluation_strategy": "epoch"}, "eval_steps", None),
+        (GROUPS | {"overlong_buffer": 9}, "overlong_buffer", 9),
+        (GROUPS | {"overlong_buffer": 90, "max_completion_len": 100}, "overlong_buffer", 16),
         ({"save_strategy": "steps"}, "save_steps", 1),
         ({"save_strategy": "epoch"}, "save_steps", None),
         ({"hadamard_block_size": 16}, "hadamard_block_size", 16),
