@@ -302,6 +302,24 @@ def test_texts_are_spoken_with_the_values_of_the_run(
     assert plain.adapted is None and plain.speaking.class_temperature == 0.0
     others = {"prompt_seconds": "1,2.5", "text_frontend": "characters", "speech_judge": "ears"}
     adapters = {"lora": True, "lora_codebooks": "0", "continue_training": True}
-    other = settings(**values, **others, **adapters, class_temperature=0.5)
+    more = {"class_temperature": 0.5, "seed": 7, "text_normalizer": "basic", "device": "cpu"}
+    other = settings(**values, **others, **adapters, **more)
+    assert (other.seed, other.normalizer, other.device) == (7, "basic", "cpu")
     assert (other.judge, other.voice_seconds, other.frontend) == ("ears", 2.5, "characters")
     assert other.adapted == (0,) and other.speaking.class_temperature == 0.5
+
+
+def test_texts_that_are_not_spoken_choose_no_model(make_config: Callable[..., Any]) -> None:
+    mesh = SimpleNamespace(topology=SimpleNamespace(pipeline=2), rank=0)
+    values = {"stage": "TTS", "train_dataset_type": "codes", "eval_answers": 4, "do_eval": True, "speech_judge": "ears"}
+    values |= {
+        "eval_dataset_path": "codes",
+        "eval_dataset_type": "codes",
+        "evaluation_strategy": "steps",
+        "save_strategy": "steps",
+        "load_best_model_at_end": True,
+    }
+    config = make_config(**values, metric_for_best_model="eval_wer")
+    with pytest.raises(ConfigurationError, match="`metric_for_best_model: eval_wer`: texts are not spoken"):
+        evaluate_module._spoken_answers(config, None, mesh)  # type: ignore[arg-type]
+    assert evaluate_module._spoken_answers(make_config(**values), None, mesh) is None  # type: ignore[arg-type]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from erniekit.build.text_reading import TextReading
 from erniekit.config import Config
 from erniekit.distributed.topology import Topology
 from erniekit.inference.answer_eval import SAMPLES_FILE
@@ -86,3 +87,52 @@ def test_a_model_that_goes_on_is_told_when_it_learns_to_read_anew(
         logged.clear()
         train._tell_codes(make_config(stage="TTS", continue_training=goes_on), writes=False)
         assert any("it learns to read anew" in line for line in logged) == goes_on
+
+
+@pytest.fixture
+def coded(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Codes of 50 frames a second; what is looked for and written down."""
+    found: dict[str, Any] = {}
+    monkeypatch.setattr(train, "codec_of_run", lambda config: SimpleNamespace(folder=Path("codec"), frame_rate=50))
+    monkeypatch.setattr(train, "codec_candidates", lambda folders, sources: found.update(sources) or [])
+    monkeypatch.setattr(train, "differing_codecs", lambda folder, others: [])
+    monkeypatch.setattr(train, "training_sources", lambda config: [])
+    monkeypatch.setattr(train, "measured_pace", lambda texts: 7.0)
+    monkeypatch.setattr(train, "write_text_reading", lambda folder, reading: found.update(reading=reading))
+    return found
+
+
+READING = {"text_frontend": "phonemes", "prompt_seconds": [2, 9]}
+
+
+@pytest.mark.parametrize(
+    ("values", "reading"),
+    [
+        (READING | {"tts_objective": "ar_nar"}, TextReading("phonemes", 7.0, True, 9)),
+        (READING | {"language_probability": 0}, TextReading("phonemes", 7.0, False, None)),
+        ({}, TextReading("tokenizer", 7.0, True, None)),
+    ],
+    ids=str,
+)
+def test_how_texts_are_read_is_written_down(
+    make_config: MakeConfig, coded: dict[str, Any], values: dict[str, Any], reading: TextReading
+) -> None:
+    train._tell_codes(make_config(stage="TTS", train_dataset_path="codes", **values), writes=True)
+    assert coded == {"train_dataset_path": ("codes",), "reading": reading}
+
+
+@pytest.mark.parametrize(("known", "anew"), [("phonemes", False), ("characters", True)])
+def test_what_a_text_was_to_the_model_is_compared(
+    make_config: MakeConfig,
+    coded: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    logged: list[str],
+    known: str,
+    anew: bool,
+) -> None:
+    monkeypatch.setattr(train, "read_text_reading", lambda folders: SimpleNamespace(frontend=known))
+    config = make_config(stage="TTS", continue_training=True, text_frontend="phonemes")
+    train._tell_codes(config, writes=False)
+    told = [line for line in logged if "it learns to read anew" in line]
+    assert len(told) == anew
+    assert all("text_frontend: phonemes, and the model has been trained with characters" in line for line in told)
