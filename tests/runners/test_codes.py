@@ -105,6 +105,27 @@ def test_shards_hold_codes_and_records_and_nothing_is_lost(data: Path) -> None:
 
 
 @pytest.mark.proves("codec", "codec_centroids", "codec_fit_seconds")
+def test_the_codec_computes_on_the_device_that_is_named(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = []
+
+    def opener(folder: Path, levels: int, device: str) -> Callable[[], Any]:
+        devices.append(device)
+        return partial(open_loudness, levels)
+
+    monkeypatch.setattr("erniekit.runners.codes.codec_opener", opener)
+    write_codes(config_of(data, device="cpu"))
+    assert len(devices) == 2 and set(devices) == {"cpu"}
+
+
+def test_codes_belong_to_the_data_that_they_were_made_of(data: Path) -> None:
+    from erniekit.runners.codes import _request
+
+    other = data / "data" / "other.jsonl"
+    shutil.copy(data / "data/data.jsonl", other)
+    requests = [_request(config_of(data, train_dataset_path=str(file))) for file in (data / "data/data.jsonl", other)]
+    assert requests[0] != requests[1]
+
+
 def test_what_is_told_of_the_codec(
     data: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

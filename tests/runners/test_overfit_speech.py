@@ -15,6 +15,7 @@ import soundfile
 from erniekit.build.model import open_tokenizer
 from erniekit.config import Config
 from erniekit.errors import DataError
+from erniekit.runners import overfit_speech
 from erniekit.runners.overfit_check import overfit_check
 from erniekit.runners.overfit_speech import equal_share, first_recording
 from tests.runners.coded_speech import coded_speech
@@ -35,6 +36,19 @@ def test_a_recording_that_fits_is_looked_for(make_config: Callable[..., Config],
     config = make_config(**values, train_dataset_path=folder, max_seq_len=16)
     with pytest.raises(DataError, match=r"none of \d+ records fits max_seq_len 16; raise it"):
         first_recording(config, open_tokenizer(config)[0])
+
+
+def test_who_listens_is_the_judge_that_is_named(
+    make_config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(overfit_speech, "open_judge", lambda name, texts: asked.append(name))
+    monkeypatch.setattr(overfit_speech, "is_importable", lambda module: True)
+    speech = {"stage": "TTS", "train_dataset_type": "codes", "eval_dataset_path": "codes", "eval_dataset_type": "codes"}
+    judged = {"eval_answers": 4, "do_eval": True, "speech_judge": "ears"}
+    for values in (judged, {}, {"text_frontend": "phonemes"}):
+        overfit_speech._judge(make_config(**speech, **values), "one two")
+    assert asked == ["ears", "pocketsphinx"]
 
 
 @pytest.mark.slow
