@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import soundfile
 
 from erniekit.build.model import open_tokenizer
 from erniekit.config import Config
-from erniekit.errors import DataError
+from erniekit.errors import DataError, UserError
 from erniekit.runners import overfit_speech
 from erniekit.runners.overfit_check import overfit_check
 from erniekit.runners.overfit_speech import equal_share, first_recording
@@ -36,6 +37,28 @@ def test_a_recording_that_fits_is_looked_for(make_config: Callable[..., Config],
     config = make_config(**values, train_dataset_path=folder, max_seq_len=16)
     with pytest.raises(DataError, match=r"none of \d+ records fits max_seq_len 16; raise it"):
         first_recording(config, open_tokenizer(config)[0])
+
+
+def test_codes_are_written_by_the_seed_and_heard_on_the_device(
+    make_config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Any] = []
+
+    def record(*values: Any) -> Any:
+        given.append(values[-1])
+        raise UserError("enough")
+
+    monkeypatch.setattr(overfit_speech, "code_layout", lambda config: None)
+    monkeypatch.setattr(overfit_speech, "codec_of_run", lambda config: SimpleNamespace(folder=Path("codec"), levels=2))
+    monkeypatch.setattr(overfit_speech, "Unmasking", record)
+    monkeypatch.setattr(overfit_speech, "codec_opener", record)
+    monkeypatch.setattr(overfit_speech, "MaskedCodes", SimpleNamespace)
+    dataset = SimpleNamespace(drawing=SimpleNamespace())
+    recording: Any = SimpleNamespace(config=make_config(stage="TTS", seed=7, device="cpu"), dataset=dataset)
+    for method, argument in (("_written_by", SimpleNamespace(config=None)), ("_write_sound", None)):
+        with pytest.raises(UserError, match="enough"):
+            getattr(overfit_speech.RecordingToLearn, method)(recording, argument)
+    assert given == [7, "cpu"]
 
 
 def test_who_listens_is_the_judge_that_is_named(

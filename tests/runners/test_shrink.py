@@ -255,6 +255,17 @@ def test_its_weights_follow_the_seed(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("erniekit.runners.shrink._write_model", lambda model, seed, folder: seeds.append(seed))
     shrink_overrides(Config.from_mapping(NEEDED | {"output_dir": str(tmp_path / "out"), "seed": 7}))
     assert seeds == [7]
+    monkeypatch.setattr("erniekit.runners.shrink.write_codes", lambda model, folder, seed: seeds.append(seed))
+    spoken = {
+        "stage": "TTS",
+        "train_dataset_type": "codes",
+        "codec": "some/codec",
+        "codec_levels": 2,
+        "codebook_size": 8,
+    }
+    spoken |= {"model_name_or_path": "baidu/ERNIE-4.5-0.3B-PT"}
+    shrink_overrides(Config.from_mapping(NEEDED | spoken | {"output_dir": str(tmp_path / "spoken"), "seed": 9}))
+    assert seeds == [7, 9, 9]
 
 
 def test_only_a_pipeline_has_empty_layers() -> None:
