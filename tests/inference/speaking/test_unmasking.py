@@ -178,3 +178,18 @@ def test_the_mode_of_the_decoder_stays(recorded: Any) -> None:
     first, second = (next(iter(writer.write(requests_of(recorded, "plain")))).codes for _ in range(2))
     np.testing.assert_array_equal(first, second)
     assert decoder.training
+
+
+def test_what_is_not_asked_for_is_neither_computed_nor_drawn(decoder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = PreparedUtterance([5, 6, 7], 4, None, [], 0, 9)
+    settings = SpeakingParameters(unmask_steps=1, guidance_scale=0.0, position_temperature=0.0)
+    drawn = []
+
+    def chosen(*given: Any, uniforms_CT: np.ndarray | None, **named: Any) -> Any:
+        drawn.append(uniforms_CT)
+        return surest(*given, uniforms_CT=uniforms_CT, **named)
+
+    monkeypatch.setattr("erniekit.inference.speaking.unmasking.surest", chosen)
+    writer = unmasking(decoder, settings)
+    assert len(writer._documents(own)) == 1 and len(unmasking(decoder, SpeakingParameters())._documents(own)) == 2
+    assert len(list(writer.write([own]))) == 1 and drawn == [None]
