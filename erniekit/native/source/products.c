@@ -241,9 +241,9 @@ INLINE int64_t whole_steps(const Linear* w) {
     return w->form == NIBBLES && w->group % STEP ? 0 : w->inputs / STEP * STEP;
 }
 
-// One that `asks` does so for the weights of the next outputs.
-INLINE void tile(const enum Form form, const int rows, const int outputs, const bool asks, const Linear* w, int64_t o,
-                 const float* x, int64_t x_line, float* y, int64_t line) {
+// Of the next outputs, those from `ask` up to `asked` have their weights asked for.
+INLINE void tile(const enum Form form, const int rows, const int outputs, const int ask, const int asked, const Linear* w,
+                 int64_t o, const float* x, int64_t x_line, float* y, int64_t line) {
     vf sums[VL] = {0};
     int64_t whole = whole_steps(w);
     for (int64_t i = 0; i < whole; i += STEP) {
@@ -254,7 +254,7 @@ INLINE void tile(const enum Form form, const int rows, const int outputs, const 
         for (int j = 0; j < outputs; j++) {
             vf first, second;
             read_weights(form, w, o + j, i, &first, &second);
-            if (asks) {
+            if (j >= ask && j < asked) {
                 const float* next = (const float*)w->weight + (o + j + outputs) * w->inputs + i;
                 __builtin_prefetch(next), __builtin_prefetch(next + VL);
             }
@@ -273,22 +273,33 @@ INLINE void tile(const enum Form form, const int rows, const int outputs, const 
         }
 }
 
+// `parts` tiles of rows, each of which asks for a part of the next outputs: all at once would have to wait.
+INLINE void asking_tiles(const enum Form form, const int parts, const int outputs, const Linear* w, int64_t o, const float* x,
+                         int64_t x_line, float* y, int64_t line) {
+#pragma GCC unroll 4
+    for (int part = 0; part < parts; part++, x += TILE_ROWS * x_line, y += TILE_ROWS * line)
+        tile(form, TILE_ROWS, outputs, part * outputs / parts, (part + 1) * outputs / parts, w, o, x, x_line, y, line);
+}
+
 // `outputs` of all rows, from o on
 INLINE void tiles(const enum Form form, const int outputs, const Linear* w, int64_t o, int64_t rows, const float* x,
                   int64_t x_line, float* y, int64_t line) {
     if (outputs * TILE_ROWS <= VL) {
         if (form == OUTPUTS_FIRST && rows > TILE_ROWS) {
-            tile(form, TILE_ROWS, outputs, true, w, o, x, x_line, y, line);
-            rows -= TILE_ROWS, x += TILE_ROWS * x_line, y += TILE_ROWS * line;
+            int parts = rows >= 4 * TILE_ROWS ? 4 : rows >= 2 * TILE_ROWS ? 2 : 1;
+            if (parts == 4) asking_tiles(form, 4, outputs, w, o, x, x_line, y, line);
+            else if (parts == 2) asking_tiles(form, 2, outputs, w, o, x, x_line, y, line);
+            else asking_tiles(form, 1, outputs, w, o, x, x_line, y, line);
+            rows -= parts * TILE_ROWS, x += parts * TILE_ROWS * x_line, y += parts * TILE_ROWS * line;
         }
         for (; rows >= TILE_ROWS; rows -= TILE_ROWS, x += TILE_ROWS * x_line, y += TILE_ROWS * line)
-            tile(form, TILE_ROWS, outputs, false, w, o, x, x_line, y, line);
+            tile(form, TILE_ROWS, outputs, 0, 0, w, o, x, x_line, y, line);
     }
     if (VL == 16 && rows >= 2) {
-        tile(form, 2, outputs, false, w, o, x, x_line, y, line);
+        tile(form, 2, outputs, 0, 0, w, o, x, x_line, y, line);
         rows -= 2, x += 2 * x_line, y += 2 * line;
     }
-    if (rows) tile(form, 1, outputs, false, w, o, x, x_line, y, line);
+    if (rows) tile(form, 1, outputs, 0, 0, w, o, x, x_line, y, line);
 }
 
 // W [out, in] in any form
