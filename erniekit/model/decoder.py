@@ -60,10 +60,13 @@ class Embedding(nn.Layer):
         super().__init__()
         self.tp = tp
         shape = [tp.local_size(config.vocab_size), config.hidden_size]
-        self.weight = self.create_parameter(shape, default_initializer=ZEROS)
+        self.weight: Any = self.create_parameter(shape, default_initializer=ZEROS)
+        self.mapped: Any = None  # a `MappedWeight` in the place of `weight`
         self.vocabulary = VocabularyRows(config.vocabulary, tp)
 
     def forward(self, input_ids_BS: paddle.Tensor) -> paddle.Tensor:
+        if self.mapped is not None:
+            return self.mapped.rows(input_ids_BS)
         new_rows = self.vocabulary.place(self)
         if self.tp.size == 1:
             found_BSH = F.embedding(input_ids_BS, self.weight)
@@ -92,21 +95,29 @@ class Head(nn.Layer):
             self._owner = [tied_to]  # in a list, so that Paddle does not register it a second time
         else:
             shape = [tp.local_size(config.vocab_size), config.hidden_size]
-            self.weight = self.create_parameter(shape, default_initializer=ZEROS)
+            self.weight: Any = self.create_parameter(shape, default_initializer=ZEROS)
+            self.mapped: Any = None  # as of `Embedding`
             self.vocabulary = VocabularyRows(config.vocabulary, tp)
             self._owner = [self]
 
     @property
+    def owner(self) -> Any:
+        """The layer that has the weight: this one, or an embedding."""
+        return self._owner[0]
+
+    @property
     def projection(self) -> paddle.Tensor:
-        """W [V, H] of logits = hidden W^T; this rank's slice of it."""
-        return self._owner[0].weight
+        """W [V, H] of logits = hidden W^T; this rank's slice of it, or a copy of one that is mapped."""
+        return self.owner.weight if self.owner.mapped is None else self.owner.mapped.dense()
 
     @property
     def new_rows_here(self) -> NewRows | None:
         """The rows that stand for some of W's, trained beside adapters; None: there are none."""
-        return self._owner[0].vocabulary.place(self._owner[0])
+        return self.owner.vocabulary.place(self.owner)
 
     def _logits(self, hidden: paddle.Tensor) -> paddle.Tensor:
+        if self.owner.mapped is not None:
+            return self.owner.mapped(hidden)
         new_rows = self.new_rows_here
         if new_rows is None:
             if bf16.computes(bf16.HEAD, hidden, self.projection):

@@ -18,10 +18,12 @@ from erniekit.model.builder import build_model
 from erniekit.model.decoder import Decoder
 from erniekit.model.lora.fingerprint import weights_fingerprint
 from erniekit.model.mapped_weights import MappedWeight
+from erniekit.model.storage.precision import to_stored
 from erniekit.model.storage.safetensors import SafetensorsFile, write_stored
 from erniekit.model.storage.safetensors_header import StoredTensor
 from erniekit.model.tensor_parallel import TensorParallel
 from erniekit.model.weights import named_linears, named_weights, save_weights
+from erniekit.native import library
 
 from .tiny import EXPERTS, logits_of, tiny_config, tiny_model
 
@@ -34,13 +36,13 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-def folder_of(decoder: Decoder, folder: Path, dtype: str = "float32") -> Path:
+def folder_of(decoder: Decoder, folder: Path, dtype: str = "F32") -> Path:
     (path,) = save_weights(decoder, folder)
-    if dtype != "float32":
+    if dtype != "F32":
         file = SafetensorsFile(path)
-        halves = {name: file.read(name).view(np.uint32) >> 16 for name in file.names()}
-        specs = {name: StoredTensor("BF16", values.shape) for name, values in halves.items()}
-        contents = ((name, [values.astype(np.uint16).data]) for name, values in halves.items())
+        halves = {name: to_stored(name, file.read(name), dtype) for name in file.names()}
+        specs = {name: StoredTensor(dtype, values.shape) for name, values in halves.items()}
+        contents = ((name, [values.data]) for name, values in halves.items())
         write_stored(path, specs, contents, {"format": "pt"})
     return folder
 
@@ -49,7 +51,7 @@ def answers(decoder: Decoder) -> list[list[int]]:
     return generate(decoder, [IDS, IDS[:3]], Sampling(max_new_tokens=12))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["F32", "BF16", "F16"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_mapped_model_computes_what_another_does(tmp_path: Path, shape: str, dtype: str) -> None:
     config = tiny_config(**SHAPES[shape])
@@ -63,17 +65,58 @@ def test_a_mapped_model_computes_what_another_does(tmp_path: Path, shape: str, d
     assert weights_fingerprint(mapped) == weights_fingerprint(plain)
 
 
-def test_a_file_keeps_its_values_whatever_is_written_to_the_model(tmp_path: Path) -> None:
-    folder = folder_of(tiny_model(), tmp_path)
+@pytest.mark.parametrize("dtype", ["F32", "BF16"])
+def test_a_file_keeps_its_values_whatever_is_written_to_the_model(tmp_path: Path, dtype: str) -> None:
+    folder = folder_of(tiny_model(), tmp_path, dtype)
     (path,) = folder.glob("*.safetensors")
     before = hashlib.sha256(path.read_bytes()).hexdigest()
     decoder = build_model(tiny_config(), folder, mapped=True)
-    decoder.embedding.weight.set_value(paddle.zeros_like(decoder.embedding.weight))
-    product = decoder.layers[0].mlp.down_proj.product
-    product.weight.set_value(paddle.zeros_like(product.weight))
+    for mapped in (decoder.embedding.mapped, decoder.layers[0].mlp.down_proj.product):
+        mapped.weight.set_value(paddle.zeros_like(mapped.weight))
     assert hashlib.sha256(path.read_bytes()).hexdigest() == before
     other = build_model(tiny_config(), folder, mapped=True)
-    assert float(other.embedding.weight.abs().sum()) > 0
+    assert float(other.embedding.mapped.dense().abs().sum()) > 0
+
+
+def dtypes_of(decoder: Decoder) -> set[Any]:
+    linears = [linear.product.weight for linear in named_linears(decoder).values()]
+    return {weight.dtype for weight in [decoder.embedding.mapped.weight, *linears]}
+
+
+@pytest.mark.usefixtures("native_kernels")
+def test_bfloat16_stays_as_it_is_where_kernels_compute_with_it(tmp_path: Path) -> None:
+    folder = folder_of(tiny_model(), tmp_path, "BF16")
+    decoder = build_model(tiny_config(), folder, mapped=True)
+    assert dtypes_of(decoder) == {paddle.bfloat16}
+    ids = paddle.to_tensor([[3, 5]])
+    rows = decoder.embedding(ids)
+    assert rows.dtype == paddle.float32
+    np.testing.assert_array_equal(rows.numpy(), build_model(tiny_config(), folder).embedding(ids).numpy())
+
+
+def test_bfloat16_is_read_where_no_kernel_computes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = folder_of(tiny_model(), tmp_path, "BF16")
+    expected = logits_of(build_model(tiny_config(), folder), IDS)
+    monkeypatch.setattr(library, "kernels", lambda: library.Kernels(library.PADDLE, "for this test"))
+    decoder = build_model(tiny_config(), folder, mapped=True)
+    assert {weight.dtype for weight in named_weights(decoder).values()} == {paddle.float32}
+    np.testing.assert_allclose(logits_of(decoder, IDS), expected, rtol=0, atol=2e-5)
+
+
+@pytest.mark.usefixtures("native_kernels")
+@pytest.mark.parametrize("shape", [(5,), (3, 5), (2, 3, 5)])
+def test_a_product_with_bfloat16_is_that_of_its_values(shape: tuple[int, ...]) -> None:
+    paddle.seed(0)
+    weight = paddle.randn([7, shape[-1]]).astype("bfloat16")
+    x, mapped = paddle.randn([*shape]), MappedWeight(weight)
+    expected = paddle.matmul(x, weight.astype("float32"), transpose_y=True).numpy()
+    np.testing.assert_allclose(mapped(x).numpy(), expected, rtol=0, atol=1e-6)
+    turned = x.T if len(shape) == 2 else x  # with gaps between its numbers
+    back = turned.T if len(shape) == 2 else turned
+    np.testing.assert_allclose(mapped(back).numpy(), expected, rtol=0, atol=1e-6)
+    x.stop_gradient = False
+    mapped(x).sum().backward()
+    np.testing.assert_allclose(x.grad.numpy(), np.broadcast_to(mapped.dense().sum(0).numpy(), shape), rtol=0, atol=1e-6)
 
 
 def test_a_file_that_is_replaced_changes_nothing(tmp_path: Path) -> None:

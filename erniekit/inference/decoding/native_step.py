@@ -19,7 +19,7 @@ from erniekit.inference.decoding.step import BLOCK_TOKENS, StepBatch
 from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.architectures.plain_decoder import plain_modules
 from erniekit.model.bf16 import float32_products
-from erniekit.model.decoder import Decoder
+from erniekit.model.decoder import Decoder, Embedding, Head
 from erniekit.model.decoder_layer import DecoderLayer
 from erniekit.model.linear import Linear
 from erniekit.model.lora.lora import LowRankAdapter
@@ -28,51 +28,35 @@ from erniekit.model.mlp import ACTIVATION_KINDS, MLP
 from erniekit.model.norm import RMSNorm
 from erniekit.model.quantization.packed import PackedWeight
 from erniekit.native import library
+from erniekit.native.linear import BYTES, INPUTS_FIRST, NIBBLES, OUTPUTS_FIRST, LinearWeight, fields
 from erniekit.native.mkl import sgemm_address
 
 MAX_HEAD = 512  # channels of a head (`decode.h`)
 SLAB_BYTES = 16 << 20  # blocks are allocated together, about so many bytes of them
-INPUTS_FIRST, OUTPUTS_FIRST, BYTES, NIBBLES = range(4)  # `Form` of decode.h
-
-
-def _fields(**names: Any) -> list[tuple[str, Any]]:
-    return [(name, kind) for kind, listed in names.values() for name in listed.split()]
-
-
-class _Linear(ctypes.Structure):
-    _fields_ = _fields(
-        sizes=(ctypes.c_int64, "form inputs outputs"),
-        weights=(ctypes.c_void_p, "weight scales levels"),
-        grouping=(ctypes.c_int64, "group"),
-        biases=(ctypes.c_void_p, "bias lora_a lora_b"),
-        rank=(ctypes.c_int64, "rank"),
-        scale=(ctypes.c_float, "lora_scale"),
-        columns=(ctypes.c_void_p, "column_scale"),
-    )
 
 
 class _Layer(ctypes.Structure):
-    _fields_ = _fields(
+    _fields_ = fields(
         norms=(ctypes.c_void_p, "attention_input_norm attention_output_norm mlp_input_norm mlp_output_norm"),
         of_heads=(ctypes.c_void_p, "query_norm key_norm"),
-        linears=(_Linear, "query key value output gate up down"),
+        linears=(LinearWeight, "query key value output gate up down"),
         attention=(ctypes.c_int64, "window rope"),
     )
 
 
 class _Decoder(ctypes.Structure):
-    _fields_ = _fields(
+    _fields_ = fields(
         sizes=(ctypes.c_int64, "hidden heads key_heads head_dim inner vocabulary layer_count rope_count"),
-        kinds=(ctypes.c_int64, "norm_whole interleaved activation"),
+        kinds=(ctypes.c_int64, "norm_whole interleaved activation embedding_form"),
         scales=(ctypes.c_float, "epsilon embedding_scale residual_scale attention_scale"),
         weights=(ctypes.c_void_p, "embedding norm frequencies magnitudes layers"),
-        head=(_Linear, "head"),
+        head=(LinearWeight, "head"),
         mkl=(ctypes.c_void_p, "sgemm"),
     )
 
 
 class _Batch(ctypes.Structure):
-    _fields_ = _fields(
+    _fields_ = fields(
         sizes=(ctypes.c_int64, "tokens sequences wanted_count longest_table"),
         arrays=(ctypes.c_void_p, "token_ids positions embedded starts cached block_tables wanted blocks"),
     )
@@ -97,7 +81,7 @@ def refusal(decoder: Any) -> str | None:
         return f"no kernel computes its gate, {architecture.activation}"
     if config.head_dim > MAX_HEAD or config.head_dim % 2:
         return f"its heads have {config.head_dim} channels"
-    if any(owner.vocabulary.place(owner) is not None for owner in (decoder.embedding, decoder.head._owner[0])):
+    if any(owner.vocabulary.place(owner) is not None for owner in (decoder.embedding, decoder.head.owner)):
         return "rows of new tokens stand beside its weights"
     if any(layer._forward_pre_hooks for layer in decoder.sublayers()):  # such as those that gather parameters (ZeRO 3)
         return "a layer's weights are there only while it computes"
@@ -240,7 +224,7 @@ class NativeStep:
         attention = config.head_dim**-0.5 if multipliers.attention is None else multipliers.attention
         layers = (_Layer * len(decoder.layers))(*map(self._layer, decoder.layers))
         self._kept.append(layers)
-        tables = decoder.rope_tables
+        tables, embedding = decoder.rope_tables, self._rows(decoder.embedding)
         return _Decoder(
             hidden=config.hidden_size,
             heads=config.num_attention_heads,
@@ -257,17 +241,13 @@ class NativeStep:
             embedding_scale=multipliers.embedding,
             residual_scale=multipliers.residual,
             attention_scale=attention,
-            embedding=self._keep(decoder.embedding.weight),
+            embedding=embedding.weight,
+            embedding_form=embedding.form,
             norm=self._norm(decoder.norm),
             frequencies=self._keep(np.array([table.per_pair for table in tables], np.float32)),
             magnitudes=self._keep(np.array([table.magnitude for table in tables], np.float32)),
             layers=ctypes.addressof(layers),
-            head=_Linear(
-                form=OUTPUTS_FIRST,
-                inputs=config.hidden_size,
-                outputs=config.vocab_size,
-                weight=self._keep(decoder.head.projection),
-            ),
+            head=self._rows(decoder.head.owner),
             sgemm=sgemm_address(),
         )
 
@@ -287,21 +267,20 @@ class NativeStep:
             value=self._linear(attention.v_proj),
             output=self._linear(attention.o_proj),
             gate=self._linear(gate),
-            up=_Linear() if up is None else self._linear(up),
+            up=LinearWeight() if up is None else self._linear(up),
             down=self._linear(mlp.down_proj),
             window=attention.window or 0,
             rope=-1 if attention.rope is None else attention.rope,
         )
 
-    def _linear(self, linear: Linear) -> _Linear:
+    def _linear(self, linear: Linear) -> LinearWeight:
         if isinstance(linear.product, PackedWeight):
             described = self._packed(linear.product)
         elif isinstance(linear.product, MappedWeight):
-            outputs, inputs = linear.product.weight.shape
-            described = _Linear(OUTPUTS_FIRST, inputs, outputs, self._keep(linear.product.weight))
+            described = self._mapped(linear.product)
         else:
             inputs, outputs = linear.weight.shape
-            described = _Linear(INPUTS_FIRST, inputs, outputs, self._keep(linear.weight))
+            described = LinearWeight(INPUTS_FIRST, inputs, outputs, self._keep(linear.weight))
         if linear.bias is not None:
             described.bias = self._keep(linear.bias)
         if isinstance(linear.adapter, LowRankAdapter):
@@ -313,10 +292,21 @@ class NativeStep:
                 described.column_scale = self._keep((adapter.lora_magnitude_vector / norms).numpy())
         return described
 
-    def _packed(self, packed: PackedWeight) -> _Linear:
+    def _rows(self, owner: Embedding | Head) -> LinearWeight:
+        """Describe a weight with a row for each token."""
+        if owner.mapped is not None:
+            return self._mapped(owner.mapped)
+        outputs, inputs = owner.weight.shape
+        return LinearWeight(OUTPUTS_FIRST, inputs, outputs, self._keep(owner.weight))
+
+    def _mapped(self, mapped: MappedWeight) -> LinearWeight:
+        self._kept.append(mapped.weight)
+        return mapped.described()
+
+    def _packed(self, packed: PackedWeight) -> LinearWeight:
         form, outputs = packed.form, packed.codes.shape[0]
         inputs = packed.codes.shape[1] * 8 // form.bits
-        described = _Linear(NIBBLES if form.levels else BYTES, inputs, outputs, self._keep(packed.codes))
+        described = LinearWeight(NIBBLES if form.levels else BYTES, inputs, outputs, self._keep(packed.codes))
         described.scales, described.group = self._keep(packed.scales), inputs // packed.scales.shape[1]
         if form.levels:
             described.levels = self._keep(np.array(form.levels, np.float32))

@@ -14,6 +14,7 @@ from paddle import Tensor
 from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.architectures.scores import SCORE
 from erniekit.model.decoder import Decoder
+from erniekit.model.mapped_weights import rows_by_name
 from erniekit.model.vocabulary import vocabulary_weights
 from erniekit.model.weights import named_linears, named_weights
 
@@ -49,7 +50,8 @@ def _samples(decoder: Decoder) -> Iterator[tuple[str, list[float]]]:
     shapes = decoder.config.weight_shapes()
     without = {path: linear for path, linear in named_linears(decoder).items() if linear.weight is None}
     dense = ((f"{path}.weight", linear.dense_weight) for path, linear in without.items())
-    for name, weight in chain(named_weights(decoder).items(), dense):
+    rows = ((name, layer.mapped.dense()) for name, layer in rows_by_name(decoder).items() if layer.mapped is not None)
+    for name, weight in chain(named_weights(decoder).items(), dense, rows):
         shape = _decoder_shape(decoder.config, name, shapes[name])
         size = int(np.prod(shape))
         positions = np.linspace(0, size - 1, min(SAMPLES, size)).astype(np.int64)

@@ -82,9 +82,16 @@ static void add_branch(const float* weight, const Decoder* d, Range tokens, floa
 
 static void embed(const Decoder* d, const Batch* batch, Range tokens, float* x) {
     for (int64_t t = tokens.begin; t < tokens.end; t++) {
-        const float* from = batch->embedded ? batch->embedded + t * d->hidden : d->embedding + batch->token_ids[t] * d->hidden;
-        float scale = batch->embedded ? 1.0f : d->embedding_scale;
-        for (int64_t i = 0; i < d->hidden; i++) x[t * d->hidden + i] = from[i] * scale;
+        float* to = x + t * d->hidden;
+        if (batch->embedded) {
+            memcpy(to, batch->embedded + t * d->hidden, sizeof(float) * d->hidden);
+            continue;
+        }
+        int64_t row = batch->token_ids[t] * d->hidden;
+        if (d->embedding_form == BF16)
+            for (int64_t i = 0; i < d->hidden; i++) to[i] = widened(((const uint16_t*)d->embedding)[row + i]);
+        else memcpy(to, (const float*)d->embedding + row, sizeof(float) * d->hidden);
+        multiply_by(d->hidden, d->embedding_scale, to);
     }
 }
 

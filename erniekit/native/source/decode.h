@@ -14,6 +14,7 @@ enum Form {
     OUTPUTS_FIRST,  // float32 [out, in], as the head has it
     BYTES,          // int8 [out, in], a scale for each output
     NIBBLES,        // two codes to a byte [out, in / 2], the even input in the lower half; a scale for each group
+    BF16,           // bfloat16 [out, in], as files have it
 };
 
 // y = (x W + lora_scale (x A) B) column_scale + bias. What is NULL is left out.
@@ -46,8 +47,9 @@ typedef struct {
     int64_t norm_whole;   // query_norm and key_norm are of the whole projection
     int64_t interleaved;  // rotary embeddings turn channels (2i, 2i + 1); otherwise (i, i + D / 2)
     int64_t activation;   // an `Activation` of activation.h
+    int64_t embedding_form;  // OUTPUTS_FIRST or BF16
     float epsilon, embedding_scale, residual_scale, attention_scale;
-    const float* embedding;    // [V, H]
+    const void* embedding;     // [V, H], float32 or bfloat16
     const float* norm;         // [H]
     const float* frequencies;  // [ropes, D / 2]
     const float* magnitudes;   // [ropes], of the channels that turn

@@ -31,6 +31,12 @@ INLINE void store_part(float* p, vf v, int count) { for (int i = 0; i < count; i
 
 INLINE vf as_float(vi bits) { vf v; memcpy(&v, &bits, sizeof v); return v; }
 INLINE vi as_int(vf v) { vi bits; memcpy(&bits, &v, sizeof v); return bits; }
+INLINE float widened(uint16_t upper) {  // of bfloat16
+    uint32_t bits = (uint32_t)upper << 16;
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
 INLINE vf choose(vi mask, vf yes, vf no) { return as_float((mask & as_int(yes)) | (~mask & as_int(no))); }  // mask: 0 or -1
 INLINE vf larger(vf a, vf b) { return choose(a > b, a, b); }
 INLINE vf smaller(vf a, vf b) { return choose(a < b, a, b); }
