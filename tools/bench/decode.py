@@ -5,9 +5,11 @@
                                  [--folder /tmp/bench-decode] [--write]
 
 Greedy answers to prompts of `length` random tokens, by models of workload.py with random weights, in float32; ours also
-with linear weights in 8 and 4 bits. Each side runs in a process of its own, in turn with the others, and tells its
-tokens a second after the prompts: (new - 1) tokens over the seconds of new tokens less those of one. The best round of
-each counts, and the ratio is that of the bests. Float32 sides must choose the same first tokens, or nothing is printed.
+with linear weights in 8 and 4 bits, and from files in bfloat16. These hold the same weights, since all are rounded to it:
+ours computes in float32 with them, transformers and llama.cpp round what they multiply. Each side runs in a process of
+its own, in turn with the others, and tells its tokens a second after the prompts: (new - 1) tokens over the seconds of
+new tokens less those of one. The best round of each counts, and the ratio is that of the bests. Sides that compute in
+float32 must choose the same first tokens, or nothing is printed.
 llama.cpp's package (`pip install llama-cpp-python gguf` compiles it) gets the same weights as a GGUF file, with keys
 and values in float32 and without its flash attention, since both change its answers.
 With --cpu the seconds are those of the processor, for a machine that others use, too; then take --threads 1. Memory is
@@ -23,7 +25,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from marked import BENCHMARKS, ROOT, measured_at, versions_in, with_table
 from workload import MODELS
@@ -70,7 +72,7 @@ TRANSFORMERS = (
     + """
 import torch
 from transformers import AutoModelForCausalLM
-model = AutoModelForCausalLM.from_pretrained(folder, torch_dtype=torch.float32).eval()
+model = AutoModelForCausalLM.from_pretrained(folder, torch_dtype=getattr(torch, sys.argv[6])).eval()
 inputs = torch.tensor(prompts)
 
 def answer(tokens):
@@ -85,7 +87,7 @@ GGUF = """
 import json, sys
 from pathlib import Path
 import numpy as np
-from gguf import GGUFWriter
+from gguf import GGMLQuantizationType, GGUFWriter
 folder, target = map(Path, sys.argv[1:3])
 config = json.loads((folder / "config.json").read_text())
 with (folder / "model.safetensors").open("rb") as file:
@@ -124,7 +126,14 @@ writer.add_vocab_size(config["vocab_size"])
 for stored, tensor in tensors.items():
     if stored != "__metadata__":
         first, last = tensor["data_offsets"]
-        writer.add_tensor(names[stored], np.asarray(values[first:last]).view(np.float32).reshape(tensor["shape"]))
+        shape, own = tensor["shape"], np.asarray(values[first:last])
+        if tensor["dtype"] == "F32":
+            writer.add_tensor(names[stored], own.view(np.float32).reshape(shape))
+        elif len(shape) == 2:
+            bits = own.reshape(shape[0], 2 * shape[1])
+            writer.add_tensor(names[stored], bits, raw_dtype=GGMLQuantizationType.BF16)
+        else:
+            writer.add_tensor(names[stored], (own.view(np.uint16).astype(np.uint32) << 16).view(np.float32))
 writer.write_header_to_file()
 writer.write_kv_data_to_file()
 writer.write_tensors_to_file()
@@ -199,7 +208,7 @@ def main() -> None:
     for name in options.models:
         folder = write_model(options.folder / name, name)
         for count in options.prompts:
-            results = compare(sides_of(folder, torch, options.llama), folder, count, options)
+            results = compare(sides_of(folder, torch, options.llama), count, options)
             products += [result["product"] for result in results.values() if "product" in result]
             base = results.get("transformers")
             for side, result in results.items():
@@ -218,31 +227,40 @@ def main() -> None:
         BENCHMARKS.write_text(with_table("decode", table, BENCHMARKS), encoding="utf-8")
 
 
-def sides_of(folder: Path, torch: Path, llama: Path | None) -> dict[str, tuple[str, str, list[str]]]:
-    """The program of each side, its interpreter and its further arguments."""
+class Side(NamedTuple):
+    """Who answers: an interpreter, its program, the model's folder and further arguments."""
+
+    python: str
+    program: str
+    folder: Path
+    more: tuple[str, ...] = ()
+
+
+def sides_of(folder: Path, torch: Path, llama: Path | None) -> dict[str, Side]:
     sides = {
-        "ours": (sys.executable, OURS, []),
-        "ours, int8": (sys.executable, OURS, ["weight_only_int8"]),
-        "ours, int4": (sys.executable, OURS, ["weight_only_int4"]),
+        "ours": Side(sys.executable, OURS, folder / "float32"),
+        "ours, bfloat16 files": Side(sys.executable, OURS, folder / "bfloat16"),
+        "ours, int8": Side(sys.executable, OURS, folder / "float32", ("weight_only_int8",)),
+        "ours, int4": Side(sys.executable, OURS, folder / "float32", ("weight_only_int4",)),
     }
     if torch.exists():
-        sides["transformers"] = (str(torch), TRANSFORMERS, [])
+        sides["transformers"] = Side(str(torch), TRANSFORMERS, folder / "float32", ("float32",))
+        sides["transformers, bfloat16"] = Side(str(torch), TRANSFORMERS, folder / "bfloat16", ("bfloat16",))
     if llama is not None:
-        file = folder / "model.gguf"
-        if not file.exists():
-            subprocess.run([llama, "-c", GGUF, folder, file], check=True)
-        sides["llama.cpp"] = (str(llama), LLAMA_CPP, [str(file)])
+        for side, dtype in (("llama.cpp", "float32"), ("llama.cpp, bfloat16", "bfloat16")):
+            file = folder / f"{dtype}.gguf"
+            if not file.exists():
+                subprocess.run([llama, "-c", GGUF, folder / dtype, file], check=True)
+            sides[side] = Side(str(llama), LLAMA_CPP, folder / "float32", (str(file),))
     return sides
 
 
-def compare(
-    sides: dict[str, tuple[str, str, list[str]]], folder: Path, count: int, options: argparse.Namespace
-) -> dict[str, dict[str, Any]]:
+def compare(sides: dict[str, Side], count: int, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """The best round of each side; the sides take turns."""
     best: dict[str, dict[str, Any]] = {}
     clock = "process_time" if options.cpu else "perf_counter"
     for _ in range(options.rounds):
-        for side, (python, program, more) in sides.items():
+        for side, (python, program, folder, more) in sides.items():
             arguments = [str(folder), *map(str, (count, options.length, options.new)), clock, *more]
             environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads), "HF_HUB_OFFLINE": "1"}
             done = subprocess.run(
@@ -254,23 +272,30 @@ def compare(
             if side not in best or result["rate"] > best[side]["rate"]:
                 best[side] = result
     first = {side: [ids[:SAME_TOKENS] for ids in result["ids"]] for side, result in best.items()}
-    for side in ("transformers", "llama.cpp"):
+    for side in ("ours, bfloat16 files", "transformers", "llama.cpp"):
         if side in best and first[side] != first["ours"]:
-            sys.exit(f"{folder.name}: the answers differ: {first['ours']} here, {first[side]} of {side}")
+            sys.exit(f"the answers differ: {first['ours']} here, {first[side]} of {side}")
     return best
 
 
 def write_model(folder: Path, name: str) -> Path:
-    """Write a model with random weights, large enough for its answers to vary."""
+    """Write a model with random weights, large enough for its answers to vary: the same in bfloat16 and in float32."""
     sys.path.insert(0, str(ROOT))
     from load import write_random
 
     from erniekit.model.architectures.model_config import ModelConfig
+    from erniekit.model.storage.safetensors import SafetensorsFile, StoredTensor, write_stored
 
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
     config = ModelConfig.from_json({**MODELS[name], "initializer_range": 0.1, "tie_word_embeddings": False})
-    write_random(folder, config, "F32", 10**12)
+    for dtype in ("bfloat16", "float32"):
+        (folder / dtype).mkdir(parents=True)
+    write_random(folder / "bfloat16", config, "BF16", 10**12)
+    (folder / "float32/config.json").write_bytes((folder / "bfloat16/config.json").read_bytes())
+    rounded = SafetensorsFile(folder / "bfloat16/model.safetensors")
+    tensors = {name: StoredTensor("F32", rounded.shape(name)) for name in rounded.names()}
+    contents = ((name, [rounded.read(name).data]) for name in tensors)
+    write_stored(folder / "float32/model.safetensors", tensors, contents, {"format": "pt"})
     return folder
 
 
