@@ -10,16 +10,21 @@
 #define GROUP_ROWS 24  // tokens of a group of threads, at least
 #define SPINS 4000     // before a waiting thread lets others have its core
 
+static void begin_anew(Meeting* meeting) {
+    atomic_store(&meeting->next_item, 0);
+    for (int i = 0; i < PRODUCTS; i++) atomic_store(&meeting->next_column[i], 0);
+}
+
 // Wait for all threads of the team.
 void decode_meet(Team team) {
     if (team.all == 1) {
-        atomic_store(&team.meeting->next_item, 0);
+        begin_anew(team.meeting);
         return;
     }
     int round = atomic_load(&team.meeting->round);
     if (atomic_fetch_add(&team.meeting->arrived, 1) + 1 == team.all) {
         atomic_store(&team.meeting->arrived, 0);
-        atomic_store(&team.meeting->next_item, 0);
+        begin_anew(team.meeting);
         atomic_store(&team.meeting->round, round + 1);
         return;
     }
@@ -164,25 +169,26 @@ static void run_layer(Team team, const Decoder* d, int64_t number, const Batch* 
     norm_rows(layer->attention_input_norm, d, own, work->x, work->normed);
     decode_meet(team);
     float* at = work->qkv;
+    int product = 0;
     for (const Linear* w = &layer->query; w <= &layer->value; at += w++->outputs)
-        decode_linear(team, d->sgemm, w, tokens, work->normed, d->hidden, at, line, spare);
+        decode_linear(team, product++, d->sgemm, w, tokens, work->normed, d->hidden, at, line, spare);
     decode_meet(team);
     finish_heads(d, number, batch, own, work);
     decode_meet(team);
     decode_attention(team, d, number, batch, work->qkv, line, work->attended);
     decode_meet(team);
-    decode_linear(team, d->sgemm, &layer->output, tokens, work->attended, d->heads * size, work->normed, d->hidden, spare);
+    decode_linear(team, 0, d->sgemm, &layer->output, tokens, work->attended, d->heads * size, work->normed, d->hidden, spare);
     decode_meet(team);
     add_branch(layer->attention_output_norm, d, own, work->normed, work->x);
     norm_rows(layer->mlp_input_norm, d, own, work->x, work->normed);
     decode_meet(team);
-    decode_linear(team, d->sgemm, &layer->gate, tokens, work->normed, d->hidden, work->gates, 2 * d->inner, spare);
+    decode_linear(team, 0, d->sgemm, &layer->gate, tokens, work->normed, d->hidden, work->gates, 2 * d->inner, spare);
     if (layer->up.outputs)
-        decode_linear(team, d->sgemm, &layer->up, tokens, work->normed, d->hidden, work->gates + d->inner, 2 * d->inner, spare);
+        decode_linear(team, 1, d->sgemm, &layer->up, tokens, work->normed, d->hidden, work->gates + d->inner, 2 * d->inner, spare);
     decode_meet(team);
     activate_tokens(d, share(team, d->inner, VL), tokens, work->gates);
     decode_meet(team);
-    decode_linear(team, d->sgemm, &layer->down, tokens, work->gates, 2 * d->inner, work->normed, d->hidden, spare);
+    decode_linear(team, 0, d->sgemm, &layer->down, tokens, work->gates, 2 * d->inner, work->normed, d->hidden, spare);
     decode_meet(team);
     add_branch(layer->mlp_output_norm, d, own, work->normed, work->x);
 }
@@ -197,7 +203,7 @@ static void run(Team team, const Decoder* d, const Batch* batch, const Work* wor
     for (int64_t r = rows.begin; r < rows.end; r++)
         norm_row(d->hidden, work->x + batch->wanted[r] * d->hidden, d->norm, d->epsilon, work->normed + r * d->hidden);
     decode_meet(team);
-    decode_linear(team, d->sgemm, &d->head, batch->wanted_count, work->normed, d->hidden, logits, d->vocabulary,
+    decode_linear(team, 0, d->sgemm, &d->head, batch->wanted_count, work->normed, d->hidden, logits, d->vocabulary,
                   work->spare + team.me * work->spare_size);
 }
 

@@ -7,6 +7,7 @@
 #define BLOCK_TOKENS 16  // of a key-value block, as in inference/decoding/step.py
 #define FEW_ROWS 64      // products of more rows go to MKL, which is no faster below
 #define MAX_HEAD 512     // channels of a head, at most
+#define PRODUCTS 3       // between two meetings of threads, at most
 
 // How the weight of a product lies in memory.
 enum Form {
@@ -71,7 +72,8 @@ typedef struct {
 // The threads of a step, all of which run it from its beginning to its end and meet at barriers.
 typedef struct {
     _Alignas(64) atomic_int arrived;
-    atomic_int round, next_item;
+    atomic_int round;
+    _Alignas(64) atomic_int next_item, next_column[PRODUCTS];  // apart from what waiting threads read
 } Meeting;
 typedef struct {
     int me, all;
@@ -85,9 +87,9 @@ INLINE int64_t padded_head(int64_t head_dim) { return (head_dim + BLOCK_TOKENS -
 INLINE int64_t block_keys(const Decoder* d) { return d->key_heads * padded_head(d->head_dim) * BLOCK_TOKENS; }
 
 // This thread's columns of y [rows, outputs], lines of y `line` apart. Afterwards the threads have to meet.
-// spare: of each thread apart, decode_spare(w, rows) numbers.
-void decode_linear(Team team, Sgemm* sgemm, const Linear* w, int64_t rows, const float* x, int64_t x_line, float* y,
-                   int64_t line, float* spare);
+// number: of the product since they met. spare: of each thread apart, decode_spare(w, rows) numbers.
+void decode_linear(Team team, int number, Sgemm* sgemm, const Linear* w, int64_t rows, const float* x, int64_t x_line,
+                   float* y, int64_t line, float* spare);
 int64_t decode_spare(const Linear* w, int64_t rows);
 
 // out [T, N D]: the attention of all tokens to what is in the blocks, their own keys included. q: [T, N D], lines apart.

@@ -257,14 +257,19 @@ int64_t outputs_first_spare(const Linear* w, int64_t rows) {
     return (rows + (w->form == NIBBLES ? NEAR_OUTPUTS : 0)) * w->inputs;
 }
 
+// Nibbles in small groups become float32 first, which is read STEP at once.
+static bool reads_float32(const Linear* w) { return w->form == NIBBLES && !whole_steps(NIBBLES, w); }
+
+void pack_inputs(const Linear* w, int64_t rows, const float* x, int64_t x_line, float* spare) {
+    pack_rows(in_pairs(w->form) && !reads_float32(w), w->inputs / STEP * STEP, rows, x, x_line, spare);
+}
+
 void outputs_first(const Linear* w, Range columns, int64_t rows, const float* x, int64_t x_line, float* y, int64_t line,
                    float* spare) {
-    bool by_one = w->form == NIBBLES && !whole_steps(NIBBLES, w);  // small groups: in float32 they are read STEP at once
     Rows from = {spare, x, x_line};
-    pack_rows(in_pairs(w->form) && !by_one, w->inputs / STEP * STEP, rows, x, x_line, spare);
     if (w->form == OUTPUTS_FIRST) some_outputs(OUTPUTS_FIRST, w, columns, rows, from, y, line);
     else if (w->form == BYTES) some_outputs(BYTES, w, columns, rows, from, y, line);
     else if (w->form == BF16) some_outputs(BF16, w, columns, rows, from, y, line);
-    else if (by_one || rows > TILE_ROWS) dense_outputs(w, columns, rows, from, y, line, spare + rows * w->inputs);
+    else if (rows > TILE_ROWS || reads_float32(w)) dense_outputs(w, columns, rows, from, y, line, spare + rows * w->inputs);
     else some_outputs(NIBBLES, w, columns, rows, from, y, line);
 }

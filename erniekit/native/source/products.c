@@ -9,6 +9,8 @@
 #define STRIP 4            // vectors of a strip of a panel, which stays in the first cache
 #define DENSE_OUTPUTS 64   // outputs that become float32 at once, for MKL
 #define ALIGNED 16         // numbers of a line of the cache
+#define TURNS 8            // in which each of a product's threads takes columns, about
+#define LEAST_COLUMNS (4 * VL)
 #if VL == 16
 #define MOST_ROWS 6        // of sums in registers
 #else
@@ -191,18 +193,14 @@ int64_t decode_spare(const Linear* w, int64_t rows) {
     return (own > dense ? own : dense) + narrow;
 }
 
-void decode_linear(Team team, Sgemm* sgemm, const Linear* w, int64_t rows, const float* x, int64_t x_line, float* y,
-                   int64_t line, float* spare) {
-    Range columns = share(team, w->outputs, 2 * VL);
-    if (columns.begin == columns.end) return;
-    spare = (float*)(((uintptr_t)spare + 4 * ALIGNED - 1) / (4 * ALIGNED) * (4 * ALIGNED));
-    if (rows > FEW_ROWS && sgemm) many_rows(sgemm, w, columns, rows, x, x_line, y, line, spare);
-    else
-        for (int64_t r = 0; r < rows; r += FEW_ROWS) {
-            if (w->form == INPUTS_FIRST) inputs_first(w, columns, few(rows - r), x + r * x_line, x_line, y + r * line, line);
-            else outputs_first(w, columns, few(rows - r), x + r * x_line, x_line, y + r * line, line, spare);
-        }
-    if (w->rank) add_adapter(w, columns, rows, x, x_line, y, line, spare);
+// Products of few rows, which x may have been packed for
+static void few_rows(const Linear* w, Range columns, int64_t rows, const float* x, int64_t x_line, float* y, int64_t line,
+                     float* spare) {
+    if (w->form == INPUTS_FIRST) inputs_first(w, columns, rows, x, x_line, y, line);
+    else outputs_first(w, columns, rows, x, x_line, y, line, spare);
+}
+
+static void scale_and_add_bias(const Linear* w, Range columns, int64_t rows, float* y, int64_t line) {
     for (int64_t r = 0; r < rows; r++)
         for (int64_t o = columns.begin; o < columns.end; o++) {
             if (w->column_scale) y[r * line + o] *= w->column_scale[o];
@@ -210,13 +208,45 @@ void decode_linear(Team team, Sgemm* sgemm, const Linear* w, int64_t rows, const
         }
 }
 
+// Threads take columns as they come to them: those of a core that others use, too, or that is slower, take fewer.
+static void take_columns(Team team, int number, const Linear* w, int64_t rows, const float* x, int64_t x_line, float* y,
+                         int64_t line, float* spare) {
+    int64_t unit = w->outputs / (TURNS * team.all * LEAST_COLUMNS) * LEAST_COLUMNS + LEAST_COLUMNS, begin;
+    if (w->form != INPUTS_FIRST) pack_inputs(w, rows, x, x_line, spare);
+    while ((begin = atomic_fetch_add(&team.meeting->next_column[number], (int)unit)) < w->outputs) {
+        Range columns = {begin, begin + unit < w->outputs ? begin + unit : w->outputs};
+        few_rows(w, columns, rows, x, x_line, y, line, spare);
+        scale_and_add_bias(w, columns, rows, y, line);
+    }
+}
+
+void decode_linear(Team team, int number, Sgemm* sgemm, const Linear* w, int64_t rows, const float* x, int64_t x_line,
+                   float* y, int64_t line, float* spare) {
+    spare = (float*)(((uintptr_t)spare + 4 * ALIGNED - 1) / (4 * ALIGNED) * (4 * ALIGNED));
+    if (team.all > 1 && rows <= FEW_ROWS && !w->rank) {
+        take_columns(team, number, w, rows, x, x_line, y, line, spare);
+        return;
+    }
+    Range columns = share(team, w->outputs, 2 * VL);
+    if (columns.begin == columns.end) return;
+    if (rows > FEW_ROWS && sgemm) many_rows(sgemm, w, columns, rows, x, x_line, y, line, spare);
+    else
+        for (int64_t r = 0; r < rows; r += FEW_ROWS) {
+            if (w->form != INPUTS_FIRST) pack_inputs(w, few(rows - r), x + r * x_line, x_line, spare);
+            few_rows(w, columns, few(rows - r), x + r * x_line, x_line, y + r * line, line, spare);
+        }
+    if (w->rank) add_adapter(w, columns, rows, x, x_line, y, line, spare);
+    scale_and_add_bias(w, columns, rows, y, line);
+}
+
 // One product outside of a step: y [rows, out] of x [rows, in]. spare: `spare_size` numbers for each thread.
 void linear_product(Sgemm* sgemm, const Linear* w, int64_t rows, const float* x, float* y, int64_t threads,
                     int64_t spare_size, float* spare) {
+    Meeting meeting = {0};
 #pragma omp parallel num_threads((int)threads) if (threads > 1)
     {
-        Team team = {omp_get_thread_num(), omp_get_num_threads(), 0};
-        decode_linear(team, sgemm, w, rows, x, w->inputs, y, w->outputs, spare + team.me * spare_size);
+        Team team = {omp_get_thread_num(), omp_get_num_threads(), &meeting};
+        decode_linear(team, 0, sgemm, w, rows, x, w->inputs, y, w->outputs, spare + team.me * spare_size);
     }
 }
 
