@@ -17,7 +17,7 @@ import paddle.nn.functional as F
 from paddle import nn
 
 from erniekit.model import native
-from erniekit.model.decoder import Decoder
+from erniekit.model.decoder import Decoder, Embedding, Head
 from erniekit.model.linear import Linear
 from erniekit.model.parameter_memory import host_array
 from erniekit.model.storage.matrix_reading import StoredMatrix, read_matrix
@@ -70,12 +70,15 @@ class MappedWeight(nn.Layer):
 
 
 def rows_by_name(decoder: Decoder) -> dict[str, Any]:
-    """Return the layers with a row for each token, an `Embedding` and perhaps a `Head`, by the name of their weight."""
+    """Return the layers with a row for each token, an `Embedding` and perhaps a `Head`, by the name of their weight.
+
+    Stages of a pipeline lack some, and a reward model has a score in the place of its head.
+    """
     if decoder.config.architecture.codes is not None or decoder.config.vocabulary is not None:
         return {}
     names = vocabulary_weights(decoder.config)
     layers = dict(zip(names, (getattr(decoder, "embedding", None), getattr(decoder, "head", None)), strict=False))
-    return {name: layer for name, layer in layers.items() if layer is not None}  # stages of a pipeline lack some
+    return {name: layer for name, layer in layers.items() if isinstance(layer, (Embedding, Head))}
 
 
 def map_weights(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from erniekit.inference.sampling import Sampling
 from erniekit.model.builder import build_model
 from erniekit.model.decoder import Decoder
 from erniekit.model.lora.fingerprint import weights_fingerprint
-from erniekit.model.mapped_weights import MappedWeight
+from erniekit.model.mapped_weights import MappedWeight, rows_by_name
 from erniekit.model.storage.precision import to_stored
 from erniekit.model.storage.safetensors import SafetensorsFile, write_stored
 from erniekit.model.storage.safetensors_header import StoredTensor
@@ -25,7 +26,7 @@ from erniekit.model.tensor_parallel import TensorParallel
 from erniekit.model.weights import named_linears, named_weights, save_weights
 from erniekit.native import library
 
-from .tiny import EXPERTS, logits_of, tiny_config, tiny_model
+from .tiny import EXPERTS, logits_of, pack, tiny_config, tiny_model
 
 IDS = [5, 9, 2, 44, 17, 30, 8]
 SHAPES: dict[str, dict[str, Any]] = {
@@ -62,6 +63,20 @@ def test_a_mapped_model_computes_what_another_does(tmp_path: Path, shape: str, d
     with paddle.no_grad():
         np.testing.assert_allclose(logits_of(mapped, IDS), logits_of(plain, IDS), rtol=0, atol=2e-5)
     assert answers(mapped) == answers(plain)
+    assert weights_fingerprint(mapped) == weights_fingerprint(plain)
+
+
+@pytest.mark.parametrize("dtype", ["F32", "BF16"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_mapped_reward_model_scores_as_another_does(tmp_path: Path, shape: str, dtype: str) -> None:
+    config = replace(tiny_config(**SHAPES[shape]), scored=True)
+    folder = folder_of(build_model(config, None, seed=3), tmp_path, dtype)
+    plain, mapped = (build_model(config, folder, mapped=each) for each in (False, True))
+    assert set(rows_by_name(mapped)) == {"model.embed_tokens.weight"}
+    with paddle.no_grad():
+        scores, expected = (each.head(each(*pack(IDS, [len(IDS)]))[0]).numpy() for each in (mapped, plain))
+    assert scores.shape == (len(IDS),)
+    np.testing.assert_allclose(scores, expected, rtol=1e-5, atol=1e-7)
     assert weights_fingerprint(mapped) == weights_fingerprint(plain)
 
 
